@@ -1,0 +1,1 @@
+"""The lab: it measures, keeps records, judges predictions and renders the report."""
