@@ -1,0 +1,375 @@
+"""The arms of a campaign: one object a (kernel, format) at a point (shape, M), all with the same few verbs.
+
+`launch(copy)` enqueues one call and nothing else: everything that it needs was allocated before. `output()` and
+`truth(copy)` give FP64 results for the correctness gate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from lab import operands
+from lab.operands import WeightCopies
+from lab.timing import Timer, nodes_for
+
+
+class Arm(Protocol):
+    """What the harness needs of anything that it times."""
+
+    kernel: str
+    format: str
+    role: str
+    copies: int
+    weight_bytes: int
+    tuning: dict[str, Any] | None
+
+    def launch(self, copy: int) -> None:
+        """Enqueue one call on the arm's stream with weight copy `copy`."""
+
+    def check(self, copy: int, stage: str) -> list[CheckResult]:
+        """Results of the correctness gate for the output now on the device, or of a fresh call."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One correctness check: `measured` against `limit`."""
+
+    name: str
+    passed: bool
+    measured: float | None
+    limit: float | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class StreamShape:
+    """A launch shape of the stream kernel."""
+
+    style: str
+    threads: int
+    grid: int
+    chunk_bytes: int = 0
+    stages: int = 0
+
+    def describe(self) -> str:
+        """One line for the record."""
+        ring = f", {self.stages} x {self.chunk_bytes} B" if self.style == "bulk" else ""
+        return f"{self.style}, grid {self.grid} x {self.threads}{ring}"
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a block: the ring and one 8-byte barrier a stage."""
+        return self.stages * (self.chunk_bytes + 8)
+
+
+def stream_shapes(
+    protocol: dict[str, Any], total_bytes: int, sm_count: int
+) -> Iterator[StreamShape]:
+    """The frozen grid of launch shapes (protocol: stream) for a run of `total_bytes`."""
+    frozen = protocol["stream"]
+    words = -(-total_bytes // 16)
+    for style in frozen["styles"]:
+        if style == "bulk":
+            bulk = frozen["bulk"]
+            for chunk, flight, per_sm in itertools.product(
+                bulk["chunk_bytes"], bulk["bytes_in_flight_per_sm"], bulk["blocks_per_sm"]
+            ):
+                stages = flight // (chunk * per_sm)
+                if stages >= 2:
+                    yield StreamShape("bulk", 32, sm_count * per_sm, chunk, stages)
+            continue
+        unroll = int(style.rsplit("u", 1)[1])
+        for threads, per_sm in itertools.product(
+            frozen["registers"]["threads"], frozen["registers"]["blocks_per_sm"]
+        ):
+            tiles = -(-words // (threads * unroll))
+            yield StreamShape(
+                style, threads, tiles if per_sm == 0 else min(tiles, sm_count * per_sm)
+            )
+
+
+def xor_words(buffer: Any) -> int:
+    """XOR of the 32-bit words of a device buffer (a multiple of 4 bytes)."""
+    import cupy as cp
+
+    words = buffer.view(cp.uint32)
+    while words.size > 1:
+        half = words.size // 2
+        folded = words[:half] ^ words[half : 2 * half]
+        if words.size % 2:
+            folded[0] ^= words[-1]
+        words = folded
+    return int(words[0])
+
+
+@dataclass
+class StreamArm:
+    """Read-only stream of the bytes of a weight: the size-matched floor."""
+
+    weights: WeightCopies
+    modules: Any
+    stream: Any
+    shape: StreamShape
+    kernel: str = "stream_read"
+    role: str = "floor"
+    tuning: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        import cupy as cp
+
+        self.format = self.weights.format
+        self.copies = self.weights.copies
+        self.weight_bytes = self.weights.copy_bytes
+        self._read_bytes = -(-self.weight_bytes // 16) * 16
+        self._sink = cp.zeros(self.shape.grid * self.shape.threads, dtype=cp.uint32)
+        entry = "stream_bulk" if self.shape.style == "bulk" else f"stream_{self.shape.style}"
+        self._kernel = self.modules["stream_read"].kernel(entry, self.shape.smem_bytes)
+        self._arguments = [self._make_arguments(copy, 0) for copy in range(self.copies)]
+
+    def _make_arguments(self, copy: int, check: int) -> tuple:
+        source = np.uint64(self.weights.pointer(copy))
+        if self.shape.style == "bulk":
+            return (
+                source,
+                np.uint64(self._read_bytes),
+                self._sink,
+                np.uint32(self.shape.chunk_bytes),
+                np.uint32(self.shape.stages),
+                np.uint32(check),
+            )
+        return (
+            source,
+            np.uint64(self._read_bytes // 16),
+            self._sink,
+            np.uint32(0x5BD1E995),
+            np.uint32(check),
+        )
+
+    def _enqueue(self, arguments: tuple) -> None:
+        self._kernel(
+            (self.shape.grid,), (self.shape.threads,), arguments, shared_mem=self.shape.smem_bytes
+        )
+
+    def launch(self, copy: int) -> None:
+        """Read copy `copy` once."""
+        self._enqueue(self._arguments[copy])
+
+    def check(self, copy: int, stage: str) -> list[CheckResult]:
+        """The XOR of what the threads saw equals the XOR of the bytes: each byte was read exactly once."""
+        import cupy as cp
+
+        with self.stream:
+            self._sink.fill(0)
+            self._enqueue(self._make_arguments(copy, 1))
+        self.stream.synchronize()
+        start = copy * self.weights.stride_bytes
+        truth = xor_words(self.weights.buffer[start : start + self._read_bytes])
+        seen = xor_words(self._sink.view(cp.uint8))
+        return [
+            CheckResult(
+                f"checksum_{stage}", seen == truth, float(seen), float(truth), "XOR of all words"
+            )
+        ]
+
+
+def pick_fastest(
+    timer: Timer,
+    candidates: list[tuple[str, Callable[[int], None]]],
+    copies: int,
+    nodes: int,
+    legs: int,
+) -> tuple[int, list[float]]:
+    """Index of the candidate with the smallest median cold slope, and all medians in microseconds."""
+    medians = []
+    for _, launch in candidates:
+        graph_n = timer.capture(launch, copies, nodes)
+        graph_2n = timer.capture(launch, copies, 2 * nodes)
+        timer.graph_leg(graph_n, graph_2n, nodes, warm=False)
+        taken = [timer.graph_leg(graph_n, graph_2n, nodes, warm=False).time_us for _ in range(legs)]
+        medians.append(float(np.median(taken)))
+    return int(np.argmin(medians)), medians
+
+
+def tune_stream(
+    timer: Timer, modules: Any, weights: WeightCopies, protocol: dict, sm_count: int
+) -> StreamArm:
+    """The fastest launch shape of the frozen grid for these bytes, measured cold."""
+    arms = [
+        StreamArm(weights, modules, timer.stream, shape)
+        for shape in stream_shapes(protocol, weights.copy_bytes, sm_count)
+    ]
+    nodes = nodes_for(weights.copies, protocol["graph"]["min_nodes"])
+    best, _ = pick_fastest(
+        timer, [(a.shape.describe(), a.launch) for a in arms], weights.copies, nodes, 3
+    )
+    arms[best].tuning = {"candidates": len(arms), "chosen": arms[best].shape.describe()}
+    return arms[best]
+
+
+def tolerance(truth: Any, x_norms: Any, w_norms: Any, u_out: float, eps_acc: float, k: int) -> Any:
+    """Elementwise limit u_out |y| + eps_acc sqrt(K) |x| |w| (protocol: correctness), float64 [M, N]."""
+    import cupy as cp
+
+    return u_out * cp.abs(truth) + eps_acc * float(np.sqrt(k)) * x_norms[:, None] * w_norms[None, :]
+
+
+@dataclass
+class Truth:
+    """FP64 result of X W^T on dequantised operands, computed in row slabs to bound memory."""
+
+    y: Any
+    limit: Any
+
+    @classmethod
+    def compute(
+        cls,
+        x64: Any,
+        weights: WeightCopies,
+        copy: int,
+        u_out: float,
+        eps_acc: float,
+        slab: int = 8192,
+    ) -> Truth:
+        """y and its elementwise limit, float64 [M, N] on the device; the tensor scale is applied last."""
+        import cupy as cp
+
+        m, n = x64.shape[0], weights.n
+        y = cp.empty((m, n), dtype=cp.float64)
+        limit = cp.empty((m, n), dtype=cp.float64)
+        x_norms = cp.linalg.norm(x64, axis=1)
+        for start in range(0, n, slab):
+            stop = min(n, start + slab)
+            rows = weights.rows_float64(copy, start, stop)
+            y[:, start:stop] = (x64 @ rows.T) * weights.tensor_scale
+            w_norms = cp.linalg.norm(rows, axis=1) * weights.tensor_scale
+            limit[:, start:stop] = tolerance(
+                y[:, start:stop], x_norms, w_norms, u_out, eps_acc, weights.k
+            )
+        return cls(y, limit)
+
+    def compare(self, y_bf16: Any, name: str) -> CheckResult:
+        """`y_bf16` (uint16 bit patterns [M, N]) against the truth: worst error over its limit, NaN never passes."""
+        import cupy as cp
+
+        y = (y_bf16.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
+        excess = float(cp.max(cp.abs(y - self.y) / self.limit))
+        unwritten = int(cp.count_nonzero(cp.isnan(y)))
+        passed = unwritten == 0 and excess <= 1.0
+        return CheckResult(name, passed, excess, 1.0, f"max |error|/limit; {unwritten} NaN outputs")
+
+
+#: BF16 NaN pattern that outputs are poisoned with before a checked call.
+POISON = 0x7FFF
+
+
+@dataclass
+class CublasLtArm:
+    """Y = X W^T by cuBLASLt: BF16, or E4M3 with per-tensor scales and BF16 output."""
+
+    weights: WeightCopies
+    x: Any
+    x64: Any
+    lt: Any
+    stream: Any
+    protocol: dict[str, Any]
+    role: str = "baseline"
+    tuning: dict[str, Any] | None = None
+    alpha: float = 1.0
+    _plan: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        import cupy as cp
+
+        self.fp8 = self.weights.format == "fp8_e4m3"
+        self.kernel = "cublaslt_fp8" if self.fp8 else "cublaslt_bf16"
+        self.format = self.weights.format
+        self.copies = self.weights.copies
+        self.weight_bytes = self.weights.copy_bytes
+        self.m = int(self.x.shape[0])
+        self.y = cp.empty((self.m, self.weights.n), dtype=cp.uint16)
+
+    def tune(self, timer: Timer) -> None:
+        """Time all heuristic candidates cold and keep the fastest; the choice goes into the record."""
+        w = self.weights
+        frozen = self.protocol["cublaslt"]
+        self._plan = self.lt.plan(self.m, w.n, w.k, self.fp8, frozen["requested_candidates"])
+        launches = [(c.describe(), self._launcher(c)) for c in self._plan.candidates]
+        if self.m >= self.protocol["blocks"]["large_from_m"]:
+            nodes = frozen["tuning_nodes_large_m"]
+        else:
+            nodes = nodes_for(self.copies, self.protocol["graph"]["min_nodes"])
+        usable = []
+        for index, (_, launch) in enumerate(launches):
+            try:
+                launch(0)
+                self.stream.synchronize()
+                usable.append(index)
+            except (
+                Exception
+            ) as error:  # a candidate that the library refuses is recorded, not fatal
+                self._plan.refused.append(f"{launches[index][0]}: {error}")
+        if not usable:
+            refused = "; ".join(self._plan.refused[:3])
+            raise RuntimeError(
+                f"cuBLASLt ran none of its candidates for M={self.m}, N={w.n}, K={w.k}: {refused}"
+            )
+        best, medians = pick_fastest(timer, [launches[i] for i in usable], self.copies, nodes, 2)
+        self._plan.chosen = usable[best]
+        self.tuning = {
+            "candidates": len(usable),
+            "chosen": launches[usable[best]][0],
+            "heuristic_first_over_best": medians[0] / medians[best],
+        }
+        self.launch = launches[usable[best]][1]
+
+    def _launcher(self, candidate: Any) -> Callable[[int], None]:
+        pointers = [self.weights.pointer(copy) for copy in range(self.copies)]
+        return self.lt.launcher(
+            self._plan,
+            candidate,
+            pointers,
+            self.x.data.ptr,
+            self.y.data.ptr,
+            self.stream.ptr,
+            self.alpha,
+        )
+
+    def launch(self, copy: int) -> None:
+        """Replaced by `tune` with the launcher of the chosen candidate."""
+        raise RuntimeError(f"{self.kernel} is not tuned yet")
+
+    def truth(self, copy: int) -> Truth:
+        """FP64 result for a weight copy."""
+        limits = self.protocol["correctness"]
+        eps = limits["eps_acc_fp8_fast"] if self.fp8 else limits["eps_acc_fp32"]
+        return Truth.compute(self.x64, self.weights, copy, limits["u_out_bf16"], eps)
+
+    def check(self, copy: int, stage: str) -> list[CheckResult]:
+        """`before`: poison, call, compare. `after`: compare what the last timed call left behind."""
+        truth = self.truth(copy)
+        if stage == "before":
+            with self.stream:  # the poison must be there before the call, so both go on one stream
+                self.y.fill(POISON)
+                self.launch(copy)
+        self.stream.synchronize()
+        return [truth.compare(self.y, f"random_fp64_{stage}")]
+
+
+__all__ = [
+    "Arm",
+    "CheckResult",
+    "CublasLtArm",
+    "StreamArm",
+    "StreamShape",
+    "Truth",
+    "operands",
+    "pick_fastest",
+    "stream_shapes",
+    "tune_stream",
+    "xor_words",
+]

@@ -1,0 +1,47 @@
+"""Files of the workflow: written under a temporary name first, so that a reader never meets half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file at once, with its folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(scratch, 0o644)  # mkstemp makes private files; reports are for everybody
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file at once. NaN and infinity are refused."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def digest(root: str | Path, patterns: Iterable[str]) -> str:
+    """SHA-256 over the names and bytes of the files under `root` that match some patterns; order does not matter."""
+    root = Path(root)
+    found = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    total = hashlib.sha256()
+    for path in sorted(found):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0")
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()

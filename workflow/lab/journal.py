@@ -1,0 +1,387 @@
+"""A campaign while it is being measured: an append-only journal that survives a crash, a kill and Ctrl-C.
+
+`.work/partial/<key>/` holds header.json, journal.jsonl and one pair of Parquet parts a finished
+point. A part is complete before its journal line is written, so a line vouches for its part, and a
+part without a line is ignored. The key comes from what makes legs comparable (device, cubins,
+protocol, seed, source): a change of any of them starts another journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import rfc8785
+
+from lab import samples as legs
+from lab.rows import KEY_COLUMNS, AttemptRow, CampaignError, CellRow, CheckRow, name_of, to_json
+from lab.schema import check_constants, check_counters, check_header
+
+_IDENTITY = (
+    "rung",
+    "kind",
+    "software",
+    "source",
+    "prereg_head",
+    "protocol_sha256",
+    "seed",
+    "cubins",
+)
+_NO_WORD = "the process ended without a word"
+
+
+def utc_now() -> str:
+    """The time now, such as 2026-11-30T12:00:00Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def partial_key(header: Mapping[str, Any]) -> str:
+    """16 hex digits of what two runs must share to be parts of one campaign."""
+    device = {name: header["device"][name] for name in ("name", "uuid", "driver")}
+    identity = {name: header[name] for name in _IDENTITY} | {"device": device}
+    return hashlib.sha256(rfc8785.dumps(identity)).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that a journal holds. `samples` and `telemetry` as in lab.samples, in the order they were taken."""
+
+    header: dict[str, Any]
+    cells: tuple[CellRow, ...]
+    checks: tuple[CheckRow, ...]
+    attempts: tuple[AttemptRow, ...]
+    constants: dict[str, Any]
+    counters: tuple[dict[str, Any], ...]
+    samples: pd.DataFrame
+    telemetry: pd.DataFrame
+
+
+class Attempt:
+    """What became of one attempt: `ok` unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.status = "ok"
+        self.reason: str | None = None
+
+    def failed(self, reason: str) -> None:
+        """It ran, and its result is wrong."""
+        self.status, self.reason = "failed", reason
+
+    def refused(self, reason: str) -> None:
+        """It was not run, for a reason."""
+        self.status, self.reason = "refused", reason
+
+
+class PartialCampaign:
+    """The open journal of one campaign. One process at a time; use it as a context manager or `close` it."""
+
+    def __init__(
+        self, folder: Path, header: dict[str, Any], lines: list[dict[str, Any]], lock: Any
+    ) -> None:
+        """Use `open`."""
+        self.folder = folder
+        self.header = header
+        self._lines = lines
+        self._size = (folder / "journal.jsonl").stat().st_size
+        self._lock = lock
+
+    @classmethod
+    def open(cls, root: Path, header: Mapping[str, Any]) -> PartialCampaign:
+        """Start `root/<key>/`, or go on with it; `header` holds the keys of lab.schema.HEADER_KEYS.
+
+        An attempt that an earlier process left open becomes a `crashed` row. Raises CampaignError on a header that the
+        schema refuses, on a journal that another process has open, and on one that is damaged before its last line.
+        """
+        header = dict(header)
+        header.setdefault("created_utc", utc_now())
+        check_header(header)
+        folder = Path(root) / partial_key(header)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise CampaignError(
+                f"the partial campaign {folder.name} is open in another process"
+            ) from None
+        try:
+            if (folder / "header.json").is_file():
+                header = json.loads((folder / "header.json").read_text())
+            else:
+                _write_atomically(
+                    folder / "header.json", json.dumps(header, allow_nan=False).encode()
+                )
+            partial = cls(folder, header, _read_journal(folder / "journal.jsonl"), lock)
+            partial._close_dangling()
+        except BaseException:
+            lock.close()
+            raise
+        return partial
+
+    def __enter__(self) -> PartialCampaign:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process open the journal. What was appended stays."""
+        self._lock.close()
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """Names of the finished points, in the order they were taken."""
+        return tuple(line["point"] for line in self._lines if line["type"] == "point")
+
+    def append_point(
+        self,
+        point: str,
+        cells: Sequence[CellRow],
+        checks: Sequence[CheckRow],
+        samples: pd.DataFrame | None = None,
+        telemetry: pd.DataFrame | None = None,
+    ) -> None:
+        """Add a finished point, such as `q_o_proj/M1`, with all its rows; refused whole when a part is impossible.
+
+        Cells come without time and floor: `finalise` takes them from the samples. Raises CampaignError.
+        """
+        if point in self.finished:
+            raise CampaignError(f"point {point} is finished already")
+        samples = legs.empty(legs.SAMPLES_SCHEMA) if samples is None else samples
+        telemetry = legs.empty(legs.TELEMETRY_SCHEMA) if telemetry is None else telemetry
+        problems = check_point(cells, checks, samples)
+        earlier = {
+            tuple(c[name] for name in KEY_COLUMNS) for line in self._points() for c in line["cells"]
+        }
+        problems += [f"{cell} is in an earlier point" for cell in cells if cell.key in earlier]
+        if problems:
+            raise CampaignError(f"point {point}: " + "; ".join(problems))
+        number = len(self.finished)
+        parts = {}
+        for name, frame, schema in (
+            ("samples", samples, legs.SAMPLES_SCHEMA),
+            ("telemetry", telemetry, legs.TELEMETRY_SCHEMA),
+        ):
+            path = self.folder / f"part-{number:05d}.{name}.parquet"
+            scratch = path.with_suffix(".tmp")
+            legs.write_table(frame, schema, scratch)
+            os.replace(scratch, path)
+            parts[name] = {
+                "file": path.name,
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
+        self._append(
+            {
+                "type": "point",
+                "point": point,
+                "cells": [to_json(c) for c in cells],
+                "checks": [to_json(c) for c in checks],
+                "parts": parts,
+            }
+        )
+
+    def add_constants(self, constants: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add measured constants: name -> {value, unit, ci_low, ci_high, n, how}. A name twice is refused."""
+        have = self.constants
+        if twice := sorted(set(have) & set(constants)):
+            raise CampaignError(f"constants {', '.join(twice)} are recorded already")
+        plain = _as_json(constants)
+        check_constants(plain)
+        self._append({"type": "constants", "constants": plain})
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The constants recorded so far, by name: a rerun need not measure them again."""
+        found: dict[str, Any] = {}
+        for line in self._lines:
+            if line["type"] == "constants":
+                found |= line["constants"]
+        return found
+
+    def add_counters(self, counters: Iterable[Mapping[str, Any]]) -> None:
+        """Add profiler rows, as the schema's `counter`."""
+        plain = _as_json(list(counters))
+        check_counters(plain)
+        self._append({"type": "counters", "counters": plain})
+
+    @contextlib.contextmanager
+    def attempt(self, stage: str, **cell: Any) -> Iterator[Attempt]:
+        """Record what becomes of the body, with the cell's columns (kernel, format, shape, N, K, M, regime) if given.
+
+        Ctrl-C leaves `interrupted`, an exception `crashed`, and both go on up. A killed process leaves a row too: the
+        next `open` writes it.
+        """
+        attempt, started, clock = Attempt(), utc_now(), time.monotonic()
+        opening = {"stage": stage, "started_utc": started, **cell}
+        AttemptRow(
+            status="ok", reason=None, seconds=None, **opening
+        )  # refuses unknown columns before the work
+        self._append({"type": "begin", **opening})
+        try:
+            yield attempt
+        except BaseException as error:
+            attempt.status = "crashed" if isinstance(error, Exception) else "interrupted"
+            attempt.reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise
+        finally:
+            row = AttemptRow(
+                status=attempt.status,
+                reason=attempt.reason,
+                seconds=time.monotonic() - clock,
+                **opening,
+            )
+            self._append({"type": "attempt", "row": to_json(row)})
+
+    def contents(self) -> Contents:
+        """Everything recorded so far. Raises CampaignError on a part whose bytes are not those that were journalled."""
+        points = self._points()
+        return Contents(
+            header=dict(self.header),
+            cells=tuple(CellRow.from_json(c) for p in points for c in p["cells"]),
+            checks=tuple(CheckRow.from_json(c) for p in points for c in p["checks"]),
+            attempts=tuple(
+                AttemptRow.from_json(x["row"]) for x in self._lines if x["type"] == "attempt"
+            ),
+            constants=self.constants,
+            counters=tuple(
+                c for x in self._lines if x["type"] == "counters" for c in x["counters"]
+            ),
+            samples=self._frame("samples", legs.SAMPLES_SCHEMA),
+            telemetry=self._frame("telemetry", legs.TELEMETRY_SCHEMA),
+        )
+
+    def _points(self) -> list[dict[str, Any]]:
+        return [line for line in self._lines if line["type"] == "point"]
+
+    def _frame(self, name: str, schema: Any) -> pd.DataFrame:
+        frames = []
+        for point in self._points():
+            part = point["parts"][name]
+            path = self.folder / part["file"]
+            if (
+                not path.is_file()
+                or hashlib.sha256(path.read_bytes()).hexdigest() != part["sha256"]
+            ):
+                raise CampaignError(f"{path.name} of point {point['point']} is missing or changed")
+            frames.append(legs.read_table(path, schema))
+        frames = [f for f in frames if len(f)]
+        return pd.concat(frames, ignore_index=True) if frames else legs.empty(schema)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, allow_nan=False) + "\n"
+        data = text.encode()
+        with (self.folder / "journal.jsonl").open("r+b") as file:
+            # Whatever an interrupted append left behind the last whole line goes.
+            file.truncate(self._size)
+            file.seek(self._size)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._size += len(data)
+        self._lines.append(json.loads(text))
+
+    def _close_dangling(self) -> None:
+        open_lines: list[dict[str, Any]] = []
+        for line in self._lines:
+            if line["type"] == "begin":
+                open_lines.append(line)
+            elif line["type"] == "attempt":
+                open_lines.pop()
+        for line in reversed(open_lines):
+            opening = {k: v for k, v in line.items() if k != "type"}
+            row = AttemptRow(status="crashed", reason=_NO_WORD, seconds=None, **opening)
+            self._append({"type": "attempt", "row": to_json(row)})
+
+
+def check_point(
+    cells: Sequence[CellRow], checks: Sequence[CheckRow], samples: pd.DataFrame
+) -> list[str]:
+    """What cannot be true of cells, checks and legs together, one sentence each; empty when all is well.
+
+    Cells are unique; a kernel has one role; `passed` and `failed` rest on checks; legs belong to cells that passed.
+    """
+    problems = []
+    by_key = {cell.key: cell for cell in cells}
+    if len(by_key) != len(cells):
+        twice = sorted({c.key for c in cells if sum(d.key == c.key for d in cells) > 1})
+        problems += [f"{name_of(key)} occurs twice" for key in twice]
+    roles: dict[str, set[str]] = {}
+    for cell in cells:
+        roles.setdefault(cell.kernel, set()).add(cell.role)
+    problems += [
+        f"{k} has the roles {', '.join(sorted(r))}" for k, r in roles.items() if len(r) > 1
+    ]
+
+    verdicts: dict[tuple[Any, ...], list[bool]] = {}
+    for check in checks:
+        verdicts.setdefault(
+            (check.kernel, check.format, check.shape, check.N, check.K, check.M), []
+        ).append(check.passed)
+    for cell in cells:
+        seen = verdicts.get(cell.key[:-1], [])
+        if cell.correctness == "passed" and not seen:
+            problems.append(f"{cell} passed without a check")
+        elif cell.correctness == "passed" and not all(seen):
+            problems.append(
+                f"{cell} passed, but {seen.count(False)} of its {len(seen)} checks failed"
+            )
+        elif cell.correctness == "failed" and all(seen):
+            problems.append(f"{cell} failed, but no check of it did")
+
+    problems += legs.check_samples(samples)
+    if len(samples) and not problems:
+        for key in sorted(legs.cell_keys(samples)):
+            if key not in by_key:
+                problems.append(f"there are samples of {name_of(key)}, which is no cell here")
+            elif by_key[key].correctness != "passed":
+                problems.append(
+                    f"there are samples of {name_of(key)}, whose correctness is not passed"
+                )
+    return problems
+
+
+def _read_journal(path: Path) -> list[dict[str, Any]]:
+    path.touch()
+    data = path.read_bytes()
+    # A writer killed in mid-line leaves bytes without a newline: they vouch for nothing and go.
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    lines = []
+    for number, text in enumerate(whole.splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise CampaignError(
+                f"line {number} of {path.parent.name}/{path.name} is not JSON"
+            ) from None
+    return lines
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(data)
+    os.replace(scratch, path)
+
+
+def _as_json(value: Any) -> Any:
+    # Measured values may be NumPy scalars; JSON knows only Python's numbers, and no NaN.
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, default=lambda v: v.item()))
+    except (ValueError, AttributeError) as error:
+        raise CampaignError(f"{value!r} cannot be recorded as JSON: {error}") from None
+
+
+__all__ = ["Attempt", "Contents", "PartialCampaign", "check_point", "partial_key", "utc_now"]

@@ -1,0 +1,512 @@
+"""The R0 campaign: constants, floors and baselines over all frozen shapes and M, as the frozen protocol says.
+
+One point is a (shape, M). At a point every arm is tuned, checked, captured, timed in interleaved blocks with an A/A leg,
+and checked again; then the point is appended to the journal, so Ctrl-C or a crash loses at most one point. This module
+reads the protocol and the shapes, never a prediction: an audit hook refuses the open of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab import constants, counters, device, records, source, statistics
+from lab.arms import Arm, CheckResult, CublasLtArm, StreamArm, tune_stream
+from lab.cublaslt import CublasLt
+from lab.journal import PartialCampaign
+from lab.operands import (
+    FP8_ACTIVATION_SCALE,
+    FP8_SCALE,
+    Random,
+    decode_activations,
+    make_activations,
+    make_weights,
+)
+from lab.rows import CellRow, CheckRow, Tuning
+from lab.samples import DUPLICATE_SUFFIX, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
+from lab.timing import Leg, Timer, check_rotation, copies_for, nodes_for
+
+FLOOR_FORMATS = ("bf16", "fp8_e4m3", "mxfp4", "nvfp4", "int4_g128")
+PREDICTION_FOLDERS = ("/prereg/claims", "/prereg/forecasts", "/prereg/amendments")
+
+
+def forbid_predictions() -> None:
+    """Firewall (METHOD 1): from here on this process cannot open a prediction."""
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event == "open" and any(
+            f in str(arguments[0]).replace("\\", "/") for f in PREDICTION_FOLDERS
+        ):
+            raise PermissionError(f"a measuring process must not read predictions: {arguments[0]}")
+
+    sys.addaudithook(hook)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to measure: shapes by name, the M values, and whether profiler counters are taken."""
+
+    shapes: tuple[str, ...] | None = None
+    ms: tuple[int, ...] | None = None
+    with_counters: bool = True
+
+
+@dataclass
+class Bench:
+    """Everything that a point needs: device, stream, kernels, random source, baselines library, protocol."""
+
+    protocol: dict[str, Any]
+    probe: dict[str, Any]
+    modules: device.Modules
+    stream: Any
+    timer: Timer
+    random: Random
+    lt: CublasLt
+
+    @classmethod
+    def open(cls, protocol: dict[str, Any], cubin_dir: Path, seed: int) -> Bench:
+        """Probe the device and load the harness."""
+        import cupy as cp
+
+        probe = device.probe()
+        if probe["mig"]:
+            raise device.DeviceError(
+                f"{probe['name']}: MIG is on; a slice cannot be measured as the device"
+            )
+        modules = device.Modules(cubin_dir)
+        harness = modules["harness"]
+        # A blocking stream is ordered with the default stream, on which CuPy fills and checks operands.
+        stream = cp.cuda.Stream(non_blocking=False)
+        stream.use()
+        timer = Timer(stream, harness.kernel("delay"))
+        maps = (harness.kernel("map_bytes_u8"), harness.kernel("map_words_u16"))
+        random = Random(harness.kernel("fill_random"), *maps, seed=seed)
+        frozen = protocol["cublaslt"]
+        lt = CublasLt(
+            frozen["workspace_bytes"],
+            float(FP8_SCALE),
+            float(FP8_ACTIVATION_SCALE),
+            frozen["fp8_fast_accumulation"],
+        )
+        return cls(protocol, probe, modules, stream, timer, random, lt)
+
+    def copies(self, weight_bytes: int) -> int:
+        """Weight copies for a cold rotation on this device."""
+        rotation = self.protocol["rotation"]
+        copies = copies_for(
+            weight_bytes, self.probe["l2_bytes"], rotation["l2_multiple"], rotation["min_copies"]
+        )
+        check_rotation(copies, weight_bytes, self.probe["l2_bytes"], rotation["l2_multiple"])
+        return copies
+
+
+@dataclass
+class TimedArm:
+    """An arm with its captured graphs and the copy that its last call used."""
+
+    arm: Arm
+    name: str
+    graphs: dict[str, tuple[Any, Any, int]] = field(default_factory=dict)
+    last_copy: int = 0
+
+    def capture(self, timer: Timer, regime: str, min_nodes: int) -> None:
+        """Capture the N and 2N graphs of a graph regime."""
+        copies = self.arm.copies if regime == "cold_graph" else 1
+        nodes = nodes_for(copies, min_nodes)
+        pair = (
+            timer.capture(self.arm.launch, copies, nodes),
+            timer.capture(self.arm.launch, copies, 2 * nodes),
+        )
+        self.graphs[regime] = (*pair, nodes)
+
+    def leg(self, timer: Timer, regime: str, min_nodes: int) -> Leg:
+        """Take one leg of a regime."""
+        if regime == "cold_loop":
+            self.last_copy = (min_nodes - 1) % self.arm.copies
+            return timer.loop_leg(self.arm.launch, self.arm.copies, min_nodes)
+        graph_n, graph_2n, nodes = self.graphs[regime]
+        self.last_copy = (2 * nodes - 1) % self.arm.copies if regime == "cold_graph" else 0
+        return timer.graph_leg(graph_n, graph_2n, nodes, warm=regime == "hot_graph")
+
+
+def drop_reason(protocol: dict, rows: list[dict], start_ns: int, end_ns: int) -> str | None:
+    """The throttle reason sampled during a leg that drops it, or None. Power capping is data, not a reason."""
+    margin = int(1e6 * protocol["telemetry"]["period_ms"])
+    for row in reversed(rows):
+        if row["t_ns"] < start_ns - margin:
+            break
+        for name in protocol["telemetry"]["drop_reasons"]:
+            if (
+                row["t_ns"] <= end_ns + margin
+                and (row["throttle_reasons"] or 0) & device.THROTTLE_REASONS[name]
+            ):
+                return name
+    return None
+
+
+def run_blocks(
+    bench: Bench,
+    arms: list[TimedArm],
+    regime: str,
+    blocks: Iterable[list[str]],
+    first: int,
+    extension: bool,
+    rows: list,
+) -> list[dict[str, Any]]:
+    """Take the legs of blocks in their order. Returns sample rows without the cell's columns."""
+    by_name = {arm.name: arm for arm in arms}
+    min_nodes = bench.protocol["graph"]["min_nodes"]
+    legs = []
+    for block, order in enumerate(blocks, first):
+        for position, name in enumerate(order):
+            leg = by_name[name].leg(bench.timer, regime, min_nodes)
+            legs.append((name, block, position, leg))
+    found = []
+    for name, block, position, leg in legs:
+        reason = drop_reason(bench.protocol, rows, leg.start_ns, leg.end_ns)
+        if reason is None and not leg.time_us > 0:
+            reason = "slope_not_positive"
+        found.append(
+            {
+                "arm": name,
+                "regime": regime,
+                "block": block,
+                "position": position,
+                "extension": extension,
+                "nodes": leg.nodes,
+                "t_n_us": leg.t_n_us,
+                "t_2n_us": leg.t_2n_us,
+                "time_us": leg.time_us,
+                "intercept_us": leg.intercept_us,
+                "start_ns": leg.start_ns,
+                "end_ns": leg.end_ns,
+                "dropped": reason is not None,
+                "drop_reason": reason,
+            }
+        )
+    return found
+
+
+def too_wide(legs: list[dict[str, Any]], half_width: float) -> bool:
+    """Whether some arm's interval is wider than the frozen half width (width only, never sign)."""
+    kept = pd.DataFrame([leg for leg in legs if not leg["dropped"]])
+    if kept.empty:
+        return True
+    values = kept.assign(log=np.log(kept["time_us"])).groupby(["arm", "block"])["log"].mean()
+    arms = [g.to_numpy() for _, g in values.groupby("arm") if len(g) >= 2]
+    return statistics.needs_extension([statistics.sample_estimate(v) for v in arms], half_width)
+
+
+def point_seed(protocol: dict, *parts: Any) -> int:
+    """A seed of one point, from the frozen seed and the point's name."""
+    text = ":".join(str(p) for p in (protocol["seed"], *parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def time_point(
+    bench: Bench, arms: list[TimedArm], shape: dict, m: int, rows: list
+) -> list[dict[str, Any]]:
+    """All legs of a point: headline blocks with the frozen extension, then the secondary regimes."""
+    frozen = bench.protocol["blocks"]
+    regimes = bench.protocol["regimes"]
+    headline = regimes["headline"]
+    n = frozen["large_m"] if m >= frozen["large_from_m"] else frozen["small_m"]
+    min_nodes = bench.protocol["graph"]["min_nodes"]
+    names = [a.name for a in arms]
+    for arm in arms:
+        arm.capture(bench.timer, headline, min_nodes)
+        arm.leg(bench.timer, headline, min_nodes)  # warm-up, thrown away
+    order = statistics.block_order(
+        names, 2 * n, point_seed(bench.protocol, shape["name"], m, headline)
+    )
+    legs = run_blocks(bench, arms, headline, order[:n], 0, False, rows)
+    if too_wide(legs, frozen["extension"]["half_width"]):
+        legs += run_blocks(bench, arms, headline, order[n:], n, True, rows)
+    originals = [a for a in arms if not a.name.endswith(DUPLICATE_SUFFIX)]
+    for regime in regimes["secondary"]:
+        for arm in originals:
+            if regime != "cold_loop":
+                arm.capture(bench.timer, regime, min_nodes)
+            arm.leg(bench.timer, regime, min_nodes)
+        names = [a.name for a in originals]
+        order = statistics.block_order(
+            names, frozen["secondary"], point_seed(bench.protocol, shape["name"], m, regime)
+        )
+        legs += run_blocks(bench, originals, regime, order, 0, False, rows)
+    return legs
+
+
+def check_arms(arms: list[TimedArm], stage: str) -> dict[str, list[CheckResult]]:
+    """Run the correctness gate of every arm (A/A duplicates share their original's)."""
+    return {
+        a.name: a.arm.check(a.last_copy if stage == "after" else 0, stage)
+        for a in arms
+        if not a.name.endswith(DUPLICATE_SUFFIX)
+    }
+
+
+def measure_point(
+    bench: Bench, arms: list[Arm], shape: dict, m: int, rows: list
+) -> tuple[list, list, pd.DataFrame]:
+    """Gate, time and gate again the arms of a point. Returns cell rows, check rows and samples."""
+    timed = [TimedArm(arm, f"{arm.kernel}/{arm.format}") for arm in arms]
+    before = check_arms(timed, "before")
+    passing = [a for a in timed if all(c.passed for c in before[a.name])]
+    twins = [a for a in passing if a.arm.kernel == bench.protocol["a_a_kernel"]]
+    passing += [TimedArm(a.arm, a.name + DUPLICATE_SUFFIX) for a in twins]
+    legs = time_point(bench, passing, shape, m, rows) if passing else []
+    after = check_arms(passing, "after")
+
+    place = {"shape": shape["name"], "N": shape["N"], "K": shape["K"], "M": m}
+    checks, good = [], set()
+    for arm in timed:
+        results = before[arm.name] + after.get(arm.name, [])
+        checks += [
+            CheckRow(arm.arm.kernel, arm.arm.format, **place, **vars(result)) for result in results
+        ]
+        if all(result.passed for result in results):
+            good.add(arm.name)
+    regimes = (bench.protocol["regimes"]["headline"], *bench.protocol["regimes"]["secondary"])
+    cells = [
+        CellRow(
+            kernel=arm.arm.kernel,
+            role=arm.arm.role,
+            format=arm.arm.format,
+            **place,
+            regime=regime,
+            weight_bytes=arm.arm.weight_bytes,
+            correctness="passed" if arm.name in good else "failed",
+            tuning=Tuning(**arm.arm.tuning) if arm.arm.tuning else None,
+        )
+        for arm in timed
+        for regime in regimes
+    ]
+    return cells, checks, sample_frame(legs, timed, good, place)
+
+
+def sample_frame(
+    legs: list[dict], timed: list[TimedArm], good: set[str], place: dict
+) -> pd.DataFrame:
+    """Legs of correct arms as the samples table; a wrong arm keeps its checks and loses its times."""
+    by_name = {a.name: a.arm for a in timed}
+    rows = []
+    for leg in legs:
+        original = leg["arm"].removesuffix(DUPLICATE_SUFFIX)
+        if original in good:
+            arm = by_name[original]
+            rows.append(
+                {"kernel": arm.kernel, "format": arm.format, "role": arm.role, **place, **leg}
+            )
+    frame = pd.DataFrame(rows, columns=SAMPLES_SCHEMA.names)
+    # An arm that failed its recheck leaves gaps: places in a block stay those of the run.
+    return frame
+
+
+def shuffled(items: list, seed: int) -> list:
+    """Items in a seeded random order, so that drift does not follow shape or M."""
+    return [items[i] for i in np.random.default_rng(seed).permutation(len(items))]
+
+
+@dataclass
+class ShapeOperands:
+    """Weights of one shape in all formats, with the tuned streams: shared by all M."""
+
+    weights: dict[str, Any]
+    streams: list[StreamArm]
+
+
+def prepare_shape(bench: Bench, shape: dict) -> ShapeOperands:
+    """Random weights of a shape, fresh for this run, and the fastest stream for each of their sizes."""
+    weights = {}
+    for fmt in formats_of(shape):
+        size = records_weight_bytes(fmt, shape)
+        weights[fmt] = make_weights(bench.random, fmt, shape["N"], shape["K"], bench.copies(size))
+    sms = bench.probe["sm_count"]
+    streams = [
+        tune_stream(bench.timer, bench.modules, w, bench.protocol, sms) for w in weights.values()
+    ]
+    return ShapeOperands(weights, streams)
+
+
+def formats_of(shape: dict) -> list[str]:
+    """Formats that a shape is measured in: INT4 with groups of 64 where K is no multiple of 128."""
+    fits = shape["K"] % 128 == 0
+    return [f if f != "int4_g128" or fits else "int4_g64" for f in FLOOR_FORMATS]
+
+
+def records_weight_bytes(fmt: str, shape: dict) -> int:
+    """Bytes of a weight of a shape."""
+    from qgemm_mx.formats import weight_bytes
+
+    return weight_bytes(fmt, shape["N"], shape["K"])
+
+
+def arms_at(bench: Bench, operands: ShapeOperands, shape: dict, m: int) -> list[Arm]:
+    """The arms of a point: streams of every format, then the dense baselines."""
+    x_bf16, x_fp8 = make_activations(bench.random, m, shape["K"])
+    baselines = []
+    for fmt, x in (("bf16", x_bf16), ("fp8_e4m3", x_fp8)):
+        arm = CublasLtArm(
+            operands.weights[fmt], x, decode_activations(x), bench.lt, bench.stream, bench.protocol
+        )
+        arm.tune(bench.timer)
+        baselines.append(arm)
+    return [*operands.streams, *baselines]
+
+
+def header(
+    rung: str, kind: str, repo: Path, bench: Bench, builds: list[dict], measured_source: dict
+) -> dict[str, Any]:
+    """The identity of a campaign: device, software, source, protocol, cubins."""
+    protocol_bytes = (repo / "prereg" / "protocol.json").read_bytes()
+    manifest_lines = [
+        x for x in (repo / "prereg" / "manifest.jsonl").read_bytes().split(b"\n") if x
+    ]
+    return {
+        "rung": rung,
+        "kind": kind,
+        "device": bench.probe,
+        "software": device.software_versions(),
+        "source": measured_source,
+        "prereg_head": hashlib.sha256(manifest_lines[-1]).hexdigest() if manifest_lines else None,
+        "protocol_sha256": hashlib.sha256(protocol_bytes).hexdigest(),
+        "seed": int(bench.protocol["seed"]),
+        "cubins": builds,
+    }
+
+
+def run_campaign(
+    rung: str,
+    repo: Path,
+    cubin_dir: Path,
+    builds: list[dict[str, Any]],
+    log: Callable[[str], None],
+    kind: str = "campaign",
+    selection: Selection = Selection(),  # noqa: B008 - frozen
+    partial_root: Path | None = None,
+) -> Path:
+    """Measure a campaign, or go on with an interrupted one, and write it under data/campaigns. Returns its folder.
+
+    `builds`: the campaign's cubin rows ({name, arch, sha256, registers, spill_bytes, smem_static_bytes}).
+    """
+    measured_source = source.describe(repo)  # hashes every source file, so it goes before the firewall
+    forbid_predictions()
+    protocol = json.loads((repo / "prereg" / "protocol.json").read_text(encoding="utf-8"))
+    frozen = json.loads((repo / "prereg" / "shapes.json").read_text(encoding="utf-8"))
+    seed = int(protocol["seed"])
+    bench = Bench.open(protocol, cubin_dir, seed)
+    if bench.probe["other_processes"]:
+        log(f"warning: {bench.probe['other_processes']} other processes use {bench.probe['name']}")
+    shapes = [
+        s for s in frozen["shapes"] if selection.shapes is None or s["name"] in selection.shapes
+    ]
+    ms = [
+        m
+        for m in (*frozen["M"], *frozen["M_amendment_1"])
+        if selection.ms is None or m in selection.ms
+    ]
+    root = partial_root or repo / ".work" / "partial"
+    identity = header(rung, kind, repo, bench, builds, measured_source)
+    with PartialCampaign.open(root, identity) as partial:
+        telemetry = device.Telemetry(protocol["telemetry"]["period_ms"])
+        with telemetry:
+            _measure_all(bench, partial, shapes, ms, telemetry, log)
+            if selection.with_counters and not partial.contents().counters:
+                with partial.attempt("counters") as attempt:
+                    found = counters.take(repo, cubin_dir, bench.probe, log)
+                    if found.refused:
+                        attempt.refused(found.refused)
+                    partial.add_counters(found.rows)
+        folder = records.finalise(partial, repo / "data")
+    log(f"campaign {folder.name} written")
+    return folder
+
+
+def _measure_all(
+    bench: Bench,
+    partial: PartialCampaign,
+    shapes: list,
+    ms: list,
+    telemetry: device.Telemetry,
+    log: Callable,
+) -> None:
+    import cupy as cp
+
+    protocol = bench.protocol
+    if not partial.constants:
+        log(f"{bench.probe['name']}, driver {bench.probe['driver']}: device constants")
+        with partial.attempt("constants"):
+            found = constants.measure(
+                bench.timer,
+                bench.modules,
+                bench.random,
+                bench.lt,
+                protocol,
+                bench.probe["sm_count"],
+            )
+            partial.add_constants(found)
+    total, done, started, taken = len(shapes) * len(ms), len(partial.finished), time.monotonic(), 0
+    for shape in shuffled(shapes, point_seed(protocol, "shapes")):
+        todo = [m for m in ms if f"{shape['name']}/M{m}" not in partial.finished]
+        if not todo:
+            continue
+        operands = prepare_shape(bench, shape)
+        for m in shuffled(todo, point_seed(protocol, shape["name"], "M")):
+            mark = len(telemetry.rows)
+            with partial.attempt(
+                "point", shape=shape["name"], N=shape["N"], K=shape["K"], M=m
+            ) as attempt:
+                arms = arms_at(bench, operands, shape, m)
+                cells, checks, samples = measure_point(bench, arms, shape, m, telemetry.rows)
+                failed = sorted({f"{c.kernel}/{c.format} {c.name}" for c in checks if not c.passed})
+                if failed:
+                    attempt.failed("; ".join(failed))
+                window = pd.DataFrame(telemetry.rows[mark:], columns=TELEMETRY_SCHEMA.names)
+                partial.append_point(f"{shape['name']}/M{m}", cells, checks, samples, window)
+            del arms
+            cp.get_default_memory_pool().free_all_blocks()
+            done, taken = done + 1, taken + 1
+            left = (time.monotonic() - started) / taken * (total - done)
+            log(
+                f"{done}/{total} {shape['name']} M={m}: {total - done} points left, about {left:.0f} s"
+            )
+        del operands
+        cp.get_default_memory_pool().free_all_blocks()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure a part of R0 by hand, as a pilot that never enters a verdict: `python -m lab.measure --ms 1 16`."""
+    import argparse
+
+    from qgemm_mx import build
+
+    parser = argparse.ArgumentParser(prog="python -m lab.measure", description=main.__doc__)
+    parser.add_argument("--shapes", nargs="*", help="names of prereg/shapes.json (default: all)")
+    parser.add_argument("--ms", nargs="*", type=int, help="values of M (default: all)")
+    parser.add_argument("--no-counters", action="store_true", help="no profiler pass")
+    options = parser.parse_args(arguments)
+    repo = Path.cwd()
+    out = repo / ".work" / "pilot"
+    built = [build.compile_cubin(s, "sm_90a", out) for s in build.load_sources().values()]
+    selection = Selection(
+        tuple(options.shapes) if options.shapes else None,
+        tuple(options.ms) if options.ms else None,
+        not options.no_counters,
+    )
+    rows = [b.campaign_row() for b in built]
+    folder = run_campaign("R0", repo, out / "sm_90a", rows, lambda s: print(s, flush=True), "pilot", selection)
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
