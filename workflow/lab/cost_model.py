@@ -56,6 +56,31 @@ class CostModel:
         compute = self.compute_us(kind, m, n, k) / min(1.0, m / math.ceil(m / 64) / 64)
         return max(memory, compute) + p[f"{kind}_overhead_us"]
 
+    def gemv_us(self, fmt: str, m: int, n: int, k: int) -> float:
+        """Our decode kernel: floor x factor, a fixed cost, and a little for every token after the first."""
+        p = self.parameters
+        per_token = 1.0 + p["gemv_per_token"] * (m - 1)
+        return self.floor_us(fmt, n, k) * p["gemv_factor"][fmt] * per_token + p["gemv_overhead_us"]
+
+    def gemm_us(self, fmt: str, m: int, n: int, k: int) -> float:
+        """Our wgmma kernel: memory and BF16 compute blended near the ridge, and a fixed cost."""
+        p = self.parameters
+        memory = self.floor_us(fmt, n, k) * p["gemm_memory_factor"][fmt]
+        compute = self.compute_us("bf16", m, n, k) / p["gemm_efficiency"][fmt]
+        return soft_maximum(memory, compute) + p["gemm_overhead_us"]
+
+    def peer_us(self, kind: str, fmt: str, m: int, n: int, k: int) -> float:
+        """Today's production path with BF16 or FP8 activations (`kind`)."""
+        p = self.parameters
+        memory = self.floor_us(fmt, n, k) * p["peer_factor"][fmt]
+        compute = self.compute_us(kind, m, n, k) / p["peer_efficiency"]
+        return soft_maximum(memory, compute) + p["peer_overhead_us"]
+
+
+def soft_maximum(a: float, b: float, power: float = 4.0) -> float:
+    """(a^p + b^p)^(1/p): two overlapping terms that disturb each other where they are alike."""
+    return (a**power + b**power) ** (1.0 / power)
+
 
 def lognormal_quantiles(median: float, sigma: float) -> dict[str, float]:
     """Quantiles 5/25/50/75/95 of a log-normal: median exp(z sigma), to four significant digits."""

@@ -1,6 +1,7 @@
 """Writes claims: from the cost model's formulas to claim files that are then frozen by `lab.registry`.
 
     python -m lab.predictions r0          writes prereg/claims/r0.json and prereg/forecasts/r0.json
+    python -m lab.predictions r1_r3       the same for R1 to R3
 
 A freeze can be rebuilt from its cost model version, and a test holds the rebuilt bytes against the frozen ones.
 """
@@ -594,7 +595,17 @@ def build_r0(prereg_dir: Path) -> list[dict[str, Any]]:
     return [*source_claims(shapes), *r0_claims(shapes, CostModel.load(prereg_dir, "v1"))]
 
 
-FREEZES: dict[str, tuple[Callable[[Path], list[dict[str, Any]]], str]] = {"r0": (build_r0, "v1")}
+def build_r1_r3(prereg_dir: Path) -> list[dict[str, Any]]:
+    """The second freeze: R1 to R3, after the pilot of floors and baselines."""
+    from lab import predictions_kernels  # it builds on this module
+
+    return predictions_kernels.build_r1_r3(prereg_dir)
+
+
+FREEZES: dict[str, tuple[Callable[[Path], list[dict[str, Any]]], str]] = {
+    "r0": (build_r0, "v1"),
+    "r1_r3": (build_r1_r3, "v2"),
+}
 
 
 def documents(prereg_dir: Path, freeze: str) -> dict[Path, bytes]:
