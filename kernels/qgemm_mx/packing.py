@@ -48,10 +48,8 @@ class PackedWeight:
         scale = np.ones(len(rows)) if self.tensor_scale is None else self.tensor_scale
         scale = np.atleast_1d(np.asarray(scale, np.float32))
         values = self._array("values", self.values, np.uint8, (self.n, self.k // 2))
-        scales = self._array(
-            "scales", self.scales, fmt.scale_dtype, (self.n, self.k // fmt.group)
-        )
-        if min(rows) < 1 or sum(rows) != self.n:
+        scales = self._array("scales", self.scales, fmt.scale_dtype, (self.n, self.k // fmt.group))
+        if min(rows, default=0) < 1 or sum(rows) != self.n:
             raise ValueError(f"shard_rows {rows} do not sum to N={self.n} with each at least 1")
         if scale.shape != (len(rows),):
             raise ValueError(f"tensor_scale has shape {scale.shape}, not one per shard {rows}")
@@ -106,7 +104,7 @@ def unpack_nibbles(values: np.ndarray) -> np.ndarray:
     codes = np.empty((*values.shape, 2), np.uint8)
     codes[..., 0] = values & 0xF
     codes[..., 1] = values >> 4
-    return codes.reshape(*values.shape[:-1], -1)
+    return codes.reshape(*values.shape[:-1], 2 * values.shape[-1])
 
 
 def quantize(
@@ -216,7 +214,7 @@ def concatenate(shards: Sequence[PackedWeight]) -> PackedWeight:
 
 
 def reference_matmul(x: np.ndarray, packed: PackedWeight) -> np.ndarray:
-    """y = x W^T in float64 [M, N], the oracle of the kernels; x is [M, K].
+    """The oracle of the kernels: y = x W^T in float64 [M, N] for x [M, K].
 
     The operands are exact in float64 and the tensor scale is applied last, to the sum. NaN and
     infinities of x and of scales follow IEEE arithmetic.
