@@ -99,6 +99,8 @@ def _matrix(name: str, array: Any, dtype: Any) -> tuple[int, int]:
         raise LaunchError(
             f"{name} is {array.dtype} {list(array.shape)}, not a {np.dtype(dtype)} matrix"
         )
+    if array.size == 0:  # strides of an empty array mean nothing
+        return int(array.shape[0]), int(array.shape[1])
     if array.shape[1] > 1 and array.strides[1] != array.itemsize:
         raise LaunchError(
             f"{name} has a column stride of {array.strides[1]} bytes, not {array.itemsize}"

@@ -62,6 +62,11 @@ class StreamShape:
         return f"{self.style}, grid {self.grid} x {self.threads}{ring}"
 
     @property
+    def entry(self) -> str:
+        """Entry function of the style."""
+        return "stream_bulk" if self.style == "bulk" else f"stream_{self.style}"
+
+    @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a block: the ring and one 8-byte barrier a stage."""
         return self.stages * (self.chunk_bytes + 8)
@@ -91,6 +96,14 @@ def stream_shapes(
             yield StreamShape(
                 style, threads, tiles if per_sm == 0 else min(tiles, sm_count * per_sm)
             )
+
+
+def stream_launches(protocol: dict[str, Any], sm_count: int) -> dict[str, list[tuple[int, int]]]:
+    """Every (threads, dynamic shared memory bytes) that the protocol launches a stream entry with, by entry."""
+    launches: dict[str, set[tuple[int, int]]] = {}
+    for shape in stream_shapes(protocol, protocol["stream"]["asymptote_bytes"], sm_count):
+        launches.setdefault(shape.entry, set()).add((shape.threads, shape.smem_bytes))
+    return {entry: sorted(found) for entry, found in launches.items()}
 
 
 def xor_words(buffer: Any) -> int:
@@ -127,8 +140,7 @@ class StreamArm:
         self.weight_bytes = self.weights.copy_bytes
         self._read_bytes = -(-self.weight_bytes // 16) * 16
         self._sink = cp.zeros(self.shape.grid * self.shape.threads, dtype=cp.uint32)
-        entry = "stream_bulk" if self.shape.style == "bulk" else f"stream_{self.shape.style}"
-        self._kernel = self.modules["stream_read"].kernel(entry, self.shape.smem_bytes)
+        self._kernel = self.modules["stream_read"].kernel(self.shape.entry, self.shape.smem_bytes)
         self._arguments = [self._make_arguments(copy, 0) for copy in range(self.copies)]
 
     def _make_arguments(self, copy: int, check: int) -> tuple:
@@ -184,12 +196,16 @@ def pick_fastest(
     nodes: int,
     legs: int,
 ) -> tuple[int, list[float]]:
-    """Index of the candidate with the smallest median cold slope, and all medians in microseconds."""
+    """Index of the candidate with the smallest median cold slope, and all medians in microseconds.
+
+    Each candidate runs once before it is timed, so that no module load falls into a leg.
+    """
     medians = []
     for _, launch in candidates:
         graph_n = timer.capture(launch, copies, nodes)
         graph_2n = timer.capture(launch, copies, 2 * nodes)
-        timer.graph_leg(graph_n, graph_2n, nodes, warm=False)
+        with timer.stream:
+            launch(0)
         taken = [timer.graph_leg(graph_n, graph_2n, nodes, warm=False).time_us for _ in range(legs)]
         medians.append(float(np.median(taken)))
     return int(np.argmin(medians)), medians
@@ -218,6 +234,19 @@ def tolerance(truth: Any, x_norms: Any, w_norms: Any, u_out: float, eps_acc: flo
     return u_out * cp.abs(truth) + eps_acc * float(np.sqrt(k)) * x_norms[:, None] * w_norms[None, :]
 
 
+#: Weight rows that are decoded to float64 at a time: 28672 x 8192 x 8 bytes is the largest slab, 1.9 GB.
+SLAB_ROWS = 8192
+
+
+def round_to_bf16(values: Any) -> Any:
+    """float64 to the nearest BF16 (ties to even), still float64; exact for what FP32 holds."""
+    import cupy as cp
+
+    bits = values.astype(cp.float32).view(cp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & cp.uint32(0xFFFF0000)
+    return rounded.view(cp.float32).astype(cp.float64)
+
+
 @dataclass
 class Truth:
     """FP64 result of X W^T on dequantised operands, computed in row slabs to bound memory."""
@@ -233,20 +262,27 @@ class Truth:
         copy: int,
         u_out: float,
         eps_acc: float,
-        slab: int = 8192,
+        rows: int | None = None,
+        as_bf16: bool = False,
     ) -> Truth:
-        """y and its elementwise limit, float64 [M, N] on the device; the tensor scale is applied last."""
+        """`y` and its elementwise limit, float64 [M, N] on the device; the tensor scale is applied last.
+
+        `rows` computes the first rows of the weight only; `as_bf16` rounds the weight to BF16 before the product, for
+        a kernel that multiplies with the rounded weight.
+        """
         import cupy as cp
 
-        m, n = x64.shape[0], weights.n
+        m, n = x64.shape[0], rows or weights.n
         y = cp.empty((m, n), dtype=cp.float64)
         limit = cp.empty((m, n), dtype=cp.float64)
         x_norms = cp.linalg.norm(x64, axis=1)
-        for start in range(0, n, slab):
-            stop = min(n, start + slab)
-            rows = weights.rows_float64(copy, start, stop)
-            y[:, start:stop] = (x64 @ rows.T) * weights.tensor_scale
-            w_norms = cp.linalg.norm(rows, axis=1) * weights.tensor_scale
+        for start in range(0, n, SLAB_ROWS):
+            stop = min(n, start + SLAB_ROWS)
+            slab = weights.rows_float64(copy, start, stop)
+            if as_bf16:
+                slab = round_to_bf16(slab)
+            y[:, start:stop] = (x64 @ slab.T) * weights.tensor_scale
+            w_norms = cp.linalg.norm(slab, axis=1) * weights.tensor_scale
             limit[:, start:stop] = tolerance(
                 y[:, start:stop], x_norms, w_norms, u_out, eps_acc, weights.k
             )
@@ -256,11 +292,17 @@ class Truth:
         """`y_bf16` (uint16 bit patterns [M, N]) against the truth: worst error over its limit, NaN never passes."""
         import cupy as cp
 
-        y = (y_bf16.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
-        excess = float(cp.max(cp.abs(y - self.y) / self.limit))
+        return self.compare_float((y_bf16.astype(cp.uint32) << 16).view(cp.float32), name)
+
+    def compare_float(self, y: Any, name: str, detail: str = "") -> CheckResult:
+        """`y` (float32 [M, N]) against the truth, as `compare`."""
+        import cupy as cp
+
+        excess = float(cp.max(cp.abs(y.astype(cp.float64) - self.y) / self.limit))
         unwritten = int(cp.count_nonzero(cp.isnan(y)))
         passed = unwritten == 0 and excess <= 1.0
-        return CheckResult(name, passed, excess, 1.0, f"max |error|/limit; {unwritten} NaN outputs")
+        words = "; ".join(x for x in ("max |error|/limit", f"{unwritten} NaN outputs", detail) if x)
+        return CheckResult(name, passed, excess, 1.0, words)
 
 
 #: BF16 NaN pattern that outputs are poisoned with before a checked call.
@@ -279,7 +321,6 @@ class CublasLtArm:
     protocol: dict[str, Any]
     role: str = "baseline"
     tuning: dict[str, Any] | None = None
-    alpha: float = 1.0
     _plan: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -329,15 +370,16 @@ class CublasLtArm:
 
     def _launcher(self, candidate: Any) -> Callable[[int], None]:
         pointers = [self.weights.pointer(copy) for copy in range(self.copies)]
+        return self._bind(candidate, pointers, self.y, 1.0)
+
+    def _bind(self, candidate: Any, weights: list[int], y: Any, alpha: float) -> Callable:
         return self.lt.launcher(
-            self._plan,
-            candidate,
-            pointers,
-            self.x.data.ptr,
-            self.y.data.ptr,
-            self.stream.ptr,
-            self.alpha,
+            self._plan, candidate, weights, self.x.data.ptr, y.data.ptr, self.stream.ptr, alpha
         )
+
+    def launcher_for(self, weights: list[int], y: Any, alpha: float) -> Callable[[int], None]:
+        """The tuned product on other weights (device addresses), into `y`, scaled by `alpha` in FP32."""
+        return self._bind(self._plan.candidates[self._plan.chosen], weights, y, alpha)
 
     def launch(self, copy: int) -> None:
         """Replaced by `tune` with the launcher of the chosen candidate."""

@@ -1,6 +1,7 @@
 """Device constants: launch floor, asymptotic read bandwidth, L2 bandwidth, compute ceilings, ridge.
 
-Each constant is {"value", "unit", "ci_low", "ci_high", "n", "how"}; the interval is a t interval over the logs of its legs.
+Each constant is {"value", "unit", "ci_low", "ci_high", "n", "how"}; the interval is a t interval over the logs of
+its legs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from lab import statistics
 from lab.arms import CublasLtArm, StreamArm, pick_fastest, stream_shapes, tune_stream
 from lab.operands import decode_activations, make_activations, make_weights
 from lab.timing import Timer
+from qgemm_mx.formats import FORMATS, bytes_per_weight
 
 LEGS = 8
 PEAK_SIDE = 8192
@@ -82,6 +84,17 @@ def measure(
             "ci_high": peak["ci_high"] / found["read_bandwidth_tbps"]["ci_low"],
             "n": peak["n"],
             "how": f"{kind}_peak_tflops over read_bandwidth_tbps",
+        }
+    ridge = found["ridge_bf16_flop_per_byte"]
+    for fmt in FORMATS:
+        factor = bytes_per_weight(fmt) / 2.0
+        found[f"crossover_m_{fmt}"] = {
+            "value": ridge["value"] * factor,
+            "unit": "M",
+            "ci_low": ridge["ci_low"] * factor,
+            "ci_high": ridge["ci_high"] * factor,
+            "n": ridge["n"],
+            "how": f"ridge_bf16 x {bytes_per_weight(fmt)} bytes a weight / 2: where memory and BF16 compute take as long",
         }
     return found
 

@@ -1,6 +1,7 @@
 """Profiler counters from a pass of their own, never from the timed run (METHOD 4): DRAM bytes prove that cold is cold.
 
-`take` runs this module under ncu. It replays the rotation of a few cells, call by call, with the same copies as the timed
+`take` runs this module under ncu. It replays the rotation of a few cells, call by call, with the same copies as the
+timed
 run; DRAM bytes a call over the weight's bytes must then be about one. Clocks and caches are left alone.
 """
 
@@ -134,6 +135,7 @@ def main(arguments: list[str]) -> int:
     from lab import measure
     from lab.arms import CublasLtArm, tune_stream
     from lab.operands import decode_activations, make_activations, make_weights
+    from qgemm_mx.formats import weight_bytes
 
     repo, cubin_dir = Path(arguments[0]), Path(arguments[1])
     measure.forbid_predictions()
@@ -150,7 +152,7 @@ def main(arguments: list[str]) -> int:
             fmt,
             n,
             k,
-            bench.copies(measure.records_weight_bytes(fmt, shapes[shape_name])),
+            bench.copies(weight_bytes(fmt, n, k)),
         )
         if kernel == "stream_read":
             arm = tune_stream(

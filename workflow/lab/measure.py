@@ -1,6 +1,7 @@
 """The R0 campaign: constants, floors and baselines over all frozen shapes and M, as the frozen protocol says.
 
-One point is a (shape, M). At a point every arm is tuned, checked, captured, timed in interleaved blocks with an A/A leg,
+One point is a (shape, M). At a point every arm is tuned, checked, captured, timed in interleaved blocks with an A/A
+leg,
 and checked again; then the point is appended to the journal, so Ctrl-C or a crash loses at most one point. This module
 reads the protocol and the shapes, never a prediction: an audit hook refuses the open of one.
 """
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import constants, counters, device, records, source, statistics
-from lab.arms import Arm, CheckResult, CublasLtArm, StreamArm, tune_stream
+from lab import constants, counters, device, occupancy, records, source, statistics
+from lab.arms import Arm, CheckResult, CublasLtArm, StreamArm, stream_launches, tune_stream
 from lab.cublaslt import CublasLt
+from lab.fp4_arms import NaiveDequantArm, ReferenceArm, probe_checks
 from lab.journal import PartialCampaign
 from lab.operands import (
     FP8_ACTIVATION_SCALE,
@@ -34,8 +36,13 @@ from lab.operands import (
 from lab.rows import CellRow, CheckRow, Tuning
 from lab.samples import DUPLICATE_SUFFIX, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
 from lab.timing import Leg, Timer, check_rotation, copies_for, nodes_for
+from qgemm_mx.build import BuildRecord
+from qgemm_mx.formats import FORMATS, weight_bytes
 
 FLOOR_FORMATS = ("bf16", "fp8_e4m3", "mxfp4", "nvfp4", "int4_g128")
+PROBES = "probes"
+#: At large M the naive path is a dense product and a constant: one format shows it, and the nine minutes are kept.
+NAIVE_AT_LARGE_M = ("mxfp4",)
 PREDICTION_FOLDERS = ("/prereg/claims", "/prereg/forecasts", "/prereg/amendments")
 
 
@@ -231,7 +238,12 @@ def time_point(
     legs = run_blocks(bench, arms, headline, order[:n], 0, False, rows)
     if too_wide(legs, frozen["extension"]["half_width"]):
         legs += run_blocks(bench, arms, headline, order[n:], n, True, rows)
-    originals = [a for a in arms if not a.name.endswith(DUPLICATE_SUFFIX)]
+    large = m >= frozen["large_from_m"]
+    originals = [
+        a
+        for a in arms
+        if not a.name.endswith(DUPLICATE_SUFFIX) and not (large and a.arm.role == "sanity_floor")
+    ]
     for regime in regimes["secondary"]:
         for arm in originals:
             if regime != "cold_loop":
@@ -289,6 +301,7 @@ def measure_point(
         )
         for arm in timed
         for regime in regimes
+        if arm.name not in good or any(x["regime"] == regime and x["arm"] == arm.name for x in legs)
     ]
     return cells, checks, sample_frame(legs, timed, good, place)
 
@@ -328,8 +341,8 @@ def prepare_shape(bench: Bench, shape: dict) -> ShapeOperands:
     """Random weights of a shape, fresh for this run, and the fastest stream for each of their sizes."""
     weights = {}
     for fmt in formats_of(shape):
-        size = records_weight_bytes(fmt, shape)
-        weights[fmt] = make_weights(bench.random, fmt, shape["N"], shape["K"], bench.copies(size))
+        n, k = shape["N"], shape["K"]
+        weights[fmt] = make_weights(bench.random, fmt, n, k, bench.copies(weight_bytes(fmt, n, k)))
     sms = bench.probe["sm_count"]
     streams = [
         tune_stream(bench.timer, bench.modules, w, bench.protocol, sms) for w in weights.values()
@@ -343,13 +356,6 @@ def formats_of(shape: dict) -> list[str]:
     return [f if f != "int4_g128" or fits else "int4_g64" for f in FLOOR_FORMATS]
 
 
-def records_weight_bytes(fmt: str, shape: dict) -> int:
-    """Bytes of a weight of a shape."""
-    from qgemm_mx.formats import weight_bytes
-
-    return weight_bytes(fmt, shape["N"], shape["K"])
-
-
 def arms_at(bench: Bench, operands: ShapeOperands, shape: dict, m: int) -> list[Arm]:
     """The arms of a point: streams of every format, then the dense baselines."""
     x_bf16, x_fp8 = make_activations(bench.random, m, shape["K"])
@@ -360,7 +366,41 @@ def arms_at(bench: Bench, operands: ShapeOperands, shape: dict, m: int) -> list[
         )
         arm.tune(bench.timer)
         baselines.append(arm)
-    return [*operands.streams, *baselines]
+    large = m >= bench.protocol["blocks"]["large_from_m"]
+    naive = [
+        NaiveDequantArm(operands.weights[f], baselines[0], bench.modules, bench.stream)
+        for f in operands.weights
+        if f in (NAIVE_AT_LARGE_M if large else FORMATS)
+    ]
+    return [*operands.streams, *baselines, *naive]
+
+
+def reference_point(
+    bench: Bench, operands: ShapeOperands, arms: list[Arm], shape: dict, m: int
+) -> tuple[list, list]:
+    """Cell and check rows of the reference kernel at a point, on the operands of the timed arms. It is never timed."""
+    dense = next(a for a in arms if a.kernel == "cublaslt_bf16")
+    place = {"shape": shape["name"], "N": shape["N"], "K": shape["K"], "M": m}
+    cells, checks = [], []
+    for fmt in operands.weights:
+        if fmt not in FORMATS:
+            continue
+        cubin = bench.modules.folder / "reference.cubin"
+        arm = ReferenceArm(operands.weights[fmt], dense.x, dense.x64, bench.protocol, cubin)
+        result = arm.check()
+        checks.append(CheckRow(arm.kernel, fmt, **place, **vars(result)))
+        cells.append(
+            CellRow(
+                kernel=arm.kernel,
+                role=arm.role,
+                format=fmt,
+                **place,
+                regime=bench.protocol["regimes"]["headline"],
+                weight_bytes=operands.weights[fmt].copy_bytes,
+                correctness="passed" if result.passed else "failed",
+            )
+        )
+    return cells, checks
 
 
 def header(
@@ -388,7 +428,7 @@ def run_campaign(
     rung: str,
     repo: Path,
     cubin_dir: Path,
-    builds: list[dict[str, Any]],
+    builds: list[BuildRecord],
     log: Callable[[str], None],
     kind: str = "campaign",
     selection: Selection = Selection(),  # noqa: B008 - frozen
@@ -396,9 +436,11 @@ def run_campaign(
 ) -> Path:
     """Measure a campaign, or go on with an interrupted one, and write it under data/campaigns. Returns its folder.
 
-    `builds`: the campaign's cubin rows ({name, arch, sha256, registers, spill_bytes, smem_static_bytes}).
+    `builds`: the build records of the cubins in `cubin_dir`, all of one architecture.
     """
-    measured_source = source.describe(repo)  # hashes every source file, so it goes before the firewall
+    measured_source = source.describe(
+        repo
+    )  # hashes every source file, so it goes before the firewall
     forbid_predictions()
     protocol = json.loads((repo / "prereg" / "protocol.json").read_text(encoding="utf-8"))
     frozen = json.loads((repo / "prereg" / "shapes.json").read_text(encoding="utf-8"))
@@ -415,10 +457,12 @@ def run_campaign(
         if selection.ms is None or m in selection.ms
     ]
     root = partial_root or repo / ".work" / "partial"
-    identity = header(rung, kind, repo, bench, builds, measured_source)
+    rows = [record.campaign_row() for record in builds]
+    identity = header(rung, kind, repo, bench, rows, measured_source)
     with PartialCampaign.open(root, identity) as partial:
         telemetry = device.Telemetry(protocol["telemetry"]["period_ms"])
         with telemetry:
+            _check_occupancy(bench, partial, builds, log)
             _measure_all(bench, partial, shapes, ms, telemetry, log)
             if selection.with_counters and not partial.contents().counters:
                 with partial.attempt("counters") as attempt:
@@ -429,6 +473,23 @@ def run_campaign(
         folder = records.finalise(partial, repo / "data")
     log(f"campaign {folder.name} written")
     return folder
+
+
+def _check_occupancy(
+    bench: Bench, partial: PartialCampaign, builds: list[BuildRecord], log: Callable
+) -> None:
+    """Hold the computed occupancy against the driver's answer; a difference is a failed attempt in the record."""
+    table = occupancy.table(builds, stream_launches(bench.protocol, bench.probe["sm_count"]))
+    with partial.attempt("occupancy") as attempt:
+        driver = {
+            (row.entry, row.arch, row.threads, row.smem_dynamic_bytes): bench.modules[
+                row.kernel
+            ].driver_blocks_per_sm(row.entry, row.threads, row.smem_dynamic_bytes)
+            for row in table.itertuples()
+        }
+        if problems := occupancy.compare(table, driver):
+            attempt.failed("; ".join(problems))
+    log(f"occupancy: {len(table)} launches, {len(problems)} differ from the driver's answer")
 
 
 def _measure_all(
@@ -454,7 +515,19 @@ def _measure_all(
                 bench.probe["sm_count"],
             )
             partial.add_constants(found)
-    total, done, started, taken = len(shapes) * len(ms), len(partial.finished), time.monotonic(), 0
+    if PROBES not in partial.finished:
+        with partial.attempt(PROBES) as attempt:
+            checks = probe_checks(bench.modules.folder / "reference.cubin")
+            if wrong := [f"{c.format} {c.shape} {c.name}" for c in checks if not c.passed]:
+                attempt.failed("; ".join(wrong))
+            partial.append_point(PROBES, [], checks)
+        log(f"reference kernel: {len(checks)} structured probes on the device, {len(wrong)} failed")
+    total, done, started, taken = (
+        len(shapes) * len(ms),
+        len(partial.finished) - 1,
+        time.monotonic(),
+        0,
+    )
     for shape in shuffled(shapes, point_seed(protocol, "shapes")):
         todo = [m for m in ms if f"{shape['name']}/M{m}" not in partial.finished]
         if not todo:
@@ -467,6 +540,8 @@ def _measure_all(
             ) as attempt:
                 arms = arms_at(bench, operands, shape, m)
                 cells, checks, samples = measure_point(bench, arms, shape, m, telemetry.rows)
+                more_cells, more_checks = reference_point(bench, operands, arms, shape, m)
+                cells, checks = cells + more_cells, checks + more_checks
                 failed = sorted({f"{c.kernel}/{c.format} {c.name}" for c in checks if not c.passed})
                 if failed:
                     attempt.failed("; ".join(failed))
@@ -502,8 +577,9 @@ def main(arguments: list[str] | None = None) -> int:
         tuple(options.ms) if options.ms else None,
         not options.no_counters,
     )
-    rows = [b.campaign_row() for b in built]
-    folder = run_campaign("R0", repo, out / "sm_90a", rows, lambda s: print(s, flush=True), "pilot", selection)
+    folder = run_campaign(
+        "R0", repo, out / "sm_90a", built, lambda s: print(s, flush=True), "pilot", selection
+    )
     print(folder)
     return 0
 

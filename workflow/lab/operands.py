@@ -1,6 +1,7 @@
 """Random operands on the device, fresh per run, with realistic distributions (METHOD 3.2).
 
-Random bytes index a table of quantiles, so a value is a sample of the table's distribution and the same seed gives the same
+Random bytes index a table of quantiles, so a value is a sample of the table's distribution and the same seed gives
+the same
 operand on any machine (SplitMix64, kernel `fill_random`).
 """
 
@@ -113,6 +114,14 @@ class WeightCopies:
         """Device address of a copy's scales."""
         return self.pointer(copy) + self.scale_offset_bytes
 
+    def views(self, copy: int) -> tuple[Any, Any]:
+        """Values uint8 [N, K/2] and scale codes [N, K/group] of a block-scaled copy, as views of the buffer."""
+        spec = formats.FORMATS[self.format]
+        base = copy * self.stride_bytes
+        values = self.buffer[base : base + self.scale_offset_bytes].reshape(self.n, self.k // 2)
+        scales = self.buffer[base + self.scale_offset_bytes : base + self.copy_bytes]
+        return values, scales.view(spec.scale_dtype).reshape(self.n, self.k // spec.group)
+
     def rows_float64(self, copy: int, start: int, stop: int) -> Any:
         """Rows [start, stop) of a copy, decoded to float64 [stop - start, K] on the device.
 
@@ -132,28 +141,20 @@ class WeightCopies:
             )
             codes = self.buffer[base : base + self.copy_bytes].reshape(self.n, self.k)[start:stop]
             return table[codes] * float(FP8_SCALE)
-        return self._block_scaled_rows(base, start, stop)
+        return self._block_scaled_rows(copy, start, stop)
 
-    def _block_scaled_rows(self, base: int, start: int, stop: int) -> Any:
+    def _block_scaled_rows(self, copy: int, start: int, stop: int) -> Any:
         import cupy as cp
 
         spec = formats.FORMATS[self.format]
+        packed, codes = (view[start:stop] for view in self.views(copy))
         elements = cp.asarray(element_table(self.format))
-        packed = self.buffer[base : base + self.n * self.k // 2].reshape(self.n, self.k // 2)[
-            start:stop
-        ]
-        values = cp.stack([elements[packed & 15], elements[packed >> 4]], axis=-1).reshape(
-            stop - start, self.k
-        )
-        groups = self.k // spec.group
-        scale_bytes = self.buffer[base + self.scale_offset_bytes : base + self.copy_bytes]
+        values = cp.stack([elements[packed & 15], elements[packed >> 4]], axis=-1)
         if spec.scale == "bf16":
-            codes = scale_bytes.view(cp.uint16).reshape(self.n, groups)[start:stop]
             scales = (codes.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
         else:
-            codes = scale_bytes.reshape(self.n, groups)[start:stop]
             scales = cp.asarray(scale_table(self.format))[codes]
-        return values * cp.repeat(scales, spec.group, axis=1)
+        return values.reshape(stop - start, self.k) * cp.repeat(scales, spec.group, axis=1)
 
 
 def element_table(format_name: str) -> np.ndarray:
