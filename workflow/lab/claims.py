@@ -38,7 +38,7 @@ UNITS = {
     "time_us": ("us",),
     "speedup": ("ratio",),
     "regime_ratio": ("ratio",),
-    "floor_ratio": ("ratio",),
+    "floor_ratio": ("ratio",),  # time over the size-matched floor, 1 at the floor
     "share": ("fraction", "ratio"),
 }
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
@@ -373,7 +373,9 @@ def load(path: str | Path) -> tuple[Claim, ...]:
     claims = tuple(Claim.from_json(row) for row in document["claims"])
     problems = [problem for claim in claims for problem in semantic_problems(claim)]
     problems += [(key, "duplicate claim id") for key in duplicate_ids(claims)]
-    problems += [(c.id, "only an amendment's replacement ends in +a<n>") for c in claims if "+" in c.id]
+    problems += [
+        (c.id, "only an amendment's replacement ends in +a<n>") for c in claims if "+" in c.id
+    ]
     if problems:
         raise ClaimError(path, problems)
     return claims
@@ -386,7 +388,9 @@ def load_many(paths: Iterable[str | Path]) -> tuple[Claim, ...]:
     for path in map(Path, paths):
         for claim in load(path):
             if claim.id in found:
-                raise ClaimError(path, [(claim.id, f"duplicate claim id, also in {found[claim.id]}")])
+                raise ClaimError(
+                    path, [(claim.id, f"duplicate claim id, also in {found[claim.id]}")]
+                )
             found[claim.id] = path
             claims.append(claim)
     return tuple(claims)

@@ -472,14 +472,10 @@ def _ids(manifest: bytes) -> set[str]:
 
 def _first(versions: Iterable[tuple[str, bytes | None]], file: str) -> str | None:
     """First commit whose manifest lists the file."""
+    quoted = json.dumps(file, ensure_ascii=False).encode()  # canonical lines hold it so
     for commit, version in versions:
-        for line in _lines(version or b""):
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if any(item["path"] == file for item in entry["files"]):
-                return commit
+        if any(b'"path":' + quoted in line for line in _lines(version or b"")):
+            return commit
     return None
 
 
@@ -494,15 +490,6 @@ def freeze_commit(git: Git, file: str, prereg: str = "prereg") -> str:
     if commit is None:
         raise Unverifiable(f"no commit froze {file}")
     return commit
-
-
-def frozen_before(git: Git, frozen: str, later: str, what: str) -> Problem | None:
-    """Order proof: ``frozen`` (a commit) must be a proper ancestor of ``later`` (a commit)."""
-    if frozen == later or not git.is_ancestor(frozen, later):
-        return Problem(
-            "TAMPERED", what, f"commit {later[:12]} does not come after the freeze {frozen[:12]}"
-        )
-    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

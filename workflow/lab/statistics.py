@@ -21,8 +21,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import proportion_confint
 
 ALPHA = 0.05
 MAX_DROPPED = 0.1  # METHOD 3.7
@@ -121,6 +119,12 @@ def sample_estimate(values: ArrayLike, log: bool = True) -> Estimate:
     return Estimate(float(array.mean()), se, array.size - 1, log)
 
 
+def single_interval(log_times: ArrayLike) -> tuple[float, float, float]:
+    """Time of one arm, with its 95% t interval, from log block values of shape [n >= 2]; same unit."""
+    estimate = sample_estimate(log_times)
+    return (estimate.value, *estimate.interval())
+
+
 def paired_log_ratio(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
     """Ratio of two arms from their log block values, both of shape [n], paired by block."""
     top, bottom = (np.asarray(v, dtype=np.float64) for v in (numerator, denominator))
@@ -130,7 +134,7 @@ def paired_log_ratio(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """a - b of independent estimates on one scale (Welch-Satterthwaite degrees of freedom)."""
+    """A - b of independent estimates on one scale (Welch-Satterthwaite degrees of freedom)."""
     if a.log != b.log:
         raise ValueError("one estimate is on the log scale, the other is not")
     return combine([a, b], [1.0, -1.0])
@@ -261,28 +265,17 @@ class Crossover:
 # Tests.
 
 
-def holm(p_values: Sequence[float], family_size: int | None = None) -> list[float]:
-    """Adjusted p-values (Holm 1979), in the order given.
+def holm_levels(p_values: Sequence[float], family_size: int | None = None) -> list[float]:
+    """The level at which Holm's procedure (Holm 1979) decides each p-value: alpha / (m - rank + 1).
 
-    ``family_size`` is the number of registered claims; those that have not run count as p = 1, so
-    that a verdict does not depend on what else was measured.
+    After the first that is not rejected the level stays, so the interval at this level excludes
+    the threshold exactly when the adjusted p-value is below alpha. ``family_size`` m is the number
+    of registered claims; those that have not run count as p = 1, so that a verdict does not depend
+    on what else was measured.
     """
     size = len(p_values) if family_size is None else family_size
     if size < len(p_values):
         raise ValueError(f"family_size={size} is below the {len(p_values)} p-values")
-    if not p_values:
-        return []
-    padded = [*p_values, *[1.0] * (size - len(p_values))]
-    return multipletests(padded, method="holm")[1][: len(p_values)].tolist()
-
-
-def holm_levels(p_values: Sequence[float], family_size: int | None = None) -> list[float]:
-    """The level at which Holm's procedure decides each p-value: alpha / (m - rank + 1).
-
-    After the first that is not rejected the level stays, so the interval at this level excludes
-    the threshold exactly when the adjusted p-value is below alpha.
-    """
-    size = len(p_values) if family_size is None else family_size
     levels, rank, stopped = [0.0] * len(p_values), 0, False
     for index in sorted(range(len(p_values)), key=lambda i: p_values[i]):
         if not stopped:
@@ -301,8 +294,8 @@ def wilson(successes: int, trials: int, alpha: float = ALPHA) -> Interval:
     """Wilson score interval of a proportion (Wilson 1927); [0, 1] without a trial."""
     if trials == 0:
         return Interval(0.0, 1.0)
-    low, high = proportion_confint(successes, trials, alpha=alpha, method="wilson")
-    return Interval(float(low), float(high))
+    found = stats.binomtest(successes, trials).proportion_ci(1 - alpha, method="wilson")
+    return Interval(float(found.low), float(found.high))
 
 
 def a_a_differs(arm: ArrayLike, twin: ArrayLike, alpha: float = ALPHA) -> bool:
