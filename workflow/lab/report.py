@@ -1,0 +1,862 @@
+"""The report: one self-contained HTML page from verdicts, cells and campaigns.
+
+`render` turns tables into plain rows and hands them to the templates beside this module; prose, column names and the
+glossary live in `templates/words.json`. Same input, same bytes: the only dates on the page are those of the campaigns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from lab import figures as drawings
+from lab import sass
+from lab.files import write_text
+from lab.rungs import RUNGS
+
+TEMPLATES = Path(__file__).parent / "templates"
+BLANK = "–"
+
+FAILED = ("MISS", "REFUTED")
+HELD = ("HIT", "CONFIRMED")
+UNDECIDED = ("STRADDLE", "INCONCLUSIVE", "INVALID", "DEVIATED", "TAMPERED", "EXPLORATORY")
+GROUPS = (
+    ("Refuted or missed", FAILED),
+    ("Confirmed or hit", HELD),
+    ("Undecided, invalid or exploratory", UNDECIDED),
+)
+NOVELTIES = ("blind", "seen", "mechanical")
+M_BANDS = ((1, 1, "1"), (2, 16, "2–16"), (17, 128, "17–128"), (129, 1 << 30, "above 128"))
+NOTABLE_OPCODES = ("HGMMA", "HMMA", "UTMALDG", "UBLKCP", "LDG", "LDL", "STL")
+QUANTILES = ("q05", "q25", "q50", "q75", "q95")
+
+_UNIT = {"us": "µs"}
+
+Row = dict[str, str]
+
+
+def render(
+    out_html: str | Path,
+    *,
+    verdicts: pd.DataFrame,
+    cells: pd.DataFrame,
+    claims: Sequence[Mapping],
+    campaigns: Sequence[Mapping],
+    occupancy: pd.DataFrame,
+    builds: Sequence[Mapping],
+    scores: Mapping,
+    integrity: Mapping,
+    shapes: Sequence[Mapping],
+    figures: Mapping[str, str],
+    missing: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Write the report to `out_html` at once.
+
+    `verdicts` and `cells` have the columns of verdicts.csv and cells.csv; `claims` are the registered claim objects;
+    `campaigns` the campaign.json objects with `id`, and where known `legs` and `telemetry` (lab.samples summaries);
+    `builds` build records, each with `sass` (entry -> opcode -> count) where it was disassembled;
+    `scores` {"rows": [{forecaster, set, n_numeric, coverage50, coverage90, wis, n_yes_no, brier}]} with a coverage as
+    {"k", "n", "value", "low", "high"}; `integrity` {"status": OK | TAMPERED | INVALID | UNVERIFIABLE, "head",
+    "problems": [{"status", "path", "reason"}]}; `figures` what `figures.build_all` gives; `missing` what each rung
+    still lacks, in words (lab.rungs.missing).
+
+    Raises ValueError on a timed `correctness_only` cell, a claim without verdict, or a verdict that is no verdict.
+    """
+    words = json.loads((TEMPLATES / "words.json").read_text(encoding="utf-8"))
+    _refuse(verdicts, cells, claims, words)
+    kit = _Tables(words["columns"])
+    by_id = {c["id"]: c for c in claims}
+    ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
+    newest = drawings.newest_cells(cells, ordered)
+    text = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            words=words,
+            css=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
+            contents=_CONTENTS,
+            tally=_tally(verdicts, words),
+            integrity=_integrity(integrity),
+            newest_line=_newest_line(ordered),
+            rungs=_rungs(kit, verdicts, ordered, words, missing),
+            headlines=_headlines(newest, ordered),
+            figures=[_figure(f["key"], figures) | f for f in words["figures"]],
+            claims=_claims(kit, verdicts, by_id, words),
+            forests=_forests(figures),
+            scores=_scores(kit, scores),
+            regimes=_regimes(kit, newest),
+            occupancy=_occupancy(kit, occupancy),
+            builds=_builds(kit, builds),
+            checks=_checks(kit, ordered),
+            failed_checks=_failed_checks(kit, ordered),
+            attempts_bad=_attempts(kit, ordered, ok=False),
+            attempts_ok=_attempts(kit, ordered, ok=True),
+            legs=_legs(kit, ordered),
+            provenance=[_provenance(kit, c) for c in reversed(ordered)],
+            claim_limits=_claim_limits(claims),
+            shapes=_shapes(kit, shapes),
+            columns=kit.used(),
+        )
+    )
+    write_text(out_html, text)
+
+
+_CONTENTS = (
+    ("rungs", "Rungs"),
+    ("headline", "Headline numbers"),
+    ("figures", "Figures"),
+    ("claims", "Claims"),
+    ("scores", "Scores"),
+    ("regimes", "Hot and cold"),
+    ("builds", "Builds"),
+    ("checks", "Checks"),
+    ("attempts", "Attempts"),
+    ("provenance", "Provenance"),
+    ("limits", "Limits"),
+    ("glossary", "Glossary"),
+)
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _refuse(
+    verdicts: pd.DataFrame, cells: pd.DataFrame, claims: Sequence[Mapping], words: Mapping
+) -> None:
+    drawings.refuse_timed_reference(cells)
+    if lost := sorted({c["id"] for c in claims} - set(verdicts["claim"])):
+        raise ValueError(f"{len(lost)} registered claims have no verdict, the first is {lost[0]}")
+    if odd := sorted(set(verdicts["verdict"]) - set(words["verdicts"])):
+        raise ValueError(
+            f"{odd[0]!r} is no verdict; the verdicts are {', '.join(words['verdicts'])}"
+        )
+
+
+# ---- cells of tables ---------------------------------------------------------------------------------------------
+
+
+def absent(value: Any) -> bool:
+    """True for None, NaN and pandas' NA."""
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A number for people: `digits` significant digits, an exponent outside 1e-4 to 1e9; a dash where there is none."""
+    if absent(value):
+        return BLANK
+    value = float(f"{float(value):.{digits - 1}e}")  # rounded first: 9.999 has the digits of 10
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"
+
+
+def text(value: Any) -> str:
+    """Any recorded value as one line."""
+    if absent(value) or value == "":
+        return BLANK
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value, 4)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {text(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(text(v) for v in value)
+    return str(value)
+
+
+def span(low: Any, high: Any) -> str:
+    """A range, or a dash."""
+    return BLANK if absent(low) or absent(high) else f"{number(low)} to {number(high)}"
+
+
+class _Tables:
+    """Makes tables out of rows, with the columns of words.json, and remembers which columns the page uses."""
+
+    def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
+        self._columns = columns
+        self._used: set[str] = set()
+
+    def table(self, keys: Iterable[str], rows: list[Row], caption: str, nothing: str) -> dict:
+        """A table of `rows`; a column in which no row has a value is left out; `nothing` stands for no rows."""
+        keys = [k for k in keys if any(r.get(k, BLANK) != BLANK for r in rows)]
+        self._used |= set(keys)
+        rows = [r | {k: r.get(k, BLANK) for k in keys} for r in rows]
+        return {
+            "columns": [self._column(k) for k in keys],
+            "rows": rows,
+            "caption": caption,
+            "nothing": nothing,
+        }
+
+    def _column(self, key: str) -> dict[str, str]:
+        label, kind, explanation = self._columns[key]
+        return {"key": key, "label": label, "kind": kind, "help": explanation}
+
+    def used(self) -> list[dict[str, str]]:
+        """The columns used so far, in the order of words.json."""
+        return [self._column(k) for k in self._columns if k in self._used]
+
+
+# ---- first screen ------------------------------------------------------------------------------------------------
+
+
+def _tally(verdicts: pd.DataFrame, words: Mapping) -> dict:
+    novelty = [n if n in NOVELTIES else "other" for n in verdicts["novelty"]]
+    counts = Counter(zip(verdicts["verdict"], novelty, strict=True))
+    names = list(NOVELTIES) + (["other"] if "other" in novelty else [])
+    longest = max([sum(counts[v, n] for n in names) for v in words["verdicts"]], default=0) or 1
+    rows = []
+    for verdict in words["verdicts"]:
+        each = [counts[verdict, n] for n in names]
+        bars = [
+            {"novelty": n, "percent": f"{100 * c / longest:.2f}"}
+            for n, c in zip(names, each, strict=True)
+            if c
+        ]
+        rows.append({"verdict": verdict, "counts": each, "all": sum(each), "segments": bars})
+    sums = [sum(r["counts"][i] for r in rows) for i in range(len(names))]
+    return {"novelties": names, "rows": rows, "sums": sums, "total": len(verdicts)}
+
+
+def _integrity(integrity: Mapping) -> dict:
+    status = integrity["status"]
+    head = integrity.get("head")
+    chain = f"Head of the chain: {head[:12]}." if head else ""
+    headlines = {
+        "OK": "Integrity: the frozen chain is verified.",
+        "UNVERIFIABLE": "Integrity: UNVERIFIABLE.",
+    }
+    texts = {
+        "OK": f"No frozen prediction was edited, removed or frozen twice, and history shows it came first. {chain}",
+        "UNVERIFIABLE": f"That predictions came before measurements cannot be proved here. {chain}",
+    }
+    problems = [f"{p['status']}: {p['path']}: {p['reason']}" for p in integrity.get("problems", [])]
+    return {
+        "status": status,
+        "headline": headlines.get(status, f"Integrity: {status}."),
+        "text": texts.get(status, f"The verdicts below must not be relied on. {chain}").strip(),
+        "problems": problems,
+    }
+
+
+def _date(campaign: Mapping) -> str:
+    return campaign["created_utc"][:10]
+
+
+def _where(campaign: Mapping) -> str:
+    device = campaign["device"]
+    return f"{device['name']}, driver {device['driver']}, {_date(campaign)}"
+
+
+def _newest_line(ordered: Sequence[Mapping]) -> str:
+    if not ordered:
+        return "No campaign has been recorded yet."
+    return f"Newest campaign: {ordered[-1]['id']} ({_where(ordered[-1])})."
+
+
+def _verdict_counts(verdicts: Iterable[str], words: Mapping) -> str:
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]} {v}" for v in words["verdicts"] if counts[v]) or BLANK
+
+
+def _rungs(
+    kit: _Tables,
+    verdicts: pd.DataFrame,
+    ordered: Sequence[Mapping],
+    words: Mapping,
+    missing: Mapping[str, Sequence[str]] | None,
+) -> dict:
+    rows = []
+    for rung in RUNGS:
+        own = [c for c in ordered if c["rung"] == rung.id and c["kind"] == "campaign"]
+        pilot = any(c["rung"] == rung.id and c["kind"] == "pilot" for c in ordered)
+        here = verdicts[verdicts["rung"] == rung.id]
+        content = f"{rung.title[0].upper()}{rung.title[1:]}."
+        if not own:
+            lacking = (missing or {}).get(rung.id) or list(rung.needs.values())
+            content += f" Missing: {'; '.join(lacking)}."
+            content += " A pilot exists, which decides nothing." if pilot else ""
+        rows.append(
+            {
+                "rung": rung.id,
+                "status": "measured" if own else "NOT_RUN",
+                "content": content,
+                "claims": str(len(here)),
+                "counts": _verdict_counts(here["verdict"], words),
+                "campaign": own[-1]["id"] if own else BLANK,
+                "device": own[-1]["device"]["name"] if own else BLANK,
+                "date": _date(own[-1]) if own else BLANK,
+            }
+        )
+    keys = ("rung", "status", "content", "claims", "counts", "campaign", "device", "date")
+    return kit.table(keys, rows, "Rungs R0 to R3 and their newest campaigns", "No rung.")
+
+
+# ---- headline numbers --------------------------------------------------------------------------------------------
+
+
+def _headlines(newest: pd.DataFrame, ordered: Sequence[Mapping]) -> list[dict]:
+    if not ordered:
+        return []
+    last = ordered[-1]
+    facts = [*_constant_facts(ordered), *_cell_facts(newest)]
+    if not facts:
+        return []
+    return [
+        {
+            "title": _where(last),
+            "facts": facts,
+            "note": "Orientation only: ratios of point times of the newest campaign, regime cold_graph unless said "
+            "otherwise. The judged numbers, with their intervals, stand under Claims.",
+        }
+    ]
+
+
+def _constant_facts(ordered: Sequence[Mapping]) -> list[dict]:
+    found = drawings.roofline_constants(ordered)
+    if found is None:
+        return []
+    bandwidth, ceilings = found
+    peak = " and ".join(f"{rate:.4g} TFLOP/s in {name}" for name, rate in ceilings.items())
+    return [
+        {
+            "value": f"{bandwidth:.3g} TB/s",
+            "text": "is the fastest that this device read a very large block of memory: the ceiling for any kernel "
+            f"that must read its weights. For arithmetic, the fastest matrix product reached {peak}.",
+        }
+    ]
+
+
+def _ratios(cells: pd.DataFrame, top: tuple, bottom: tuple, column: str = "time_us") -> pd.Series:
+    """Per-shape ratio of a column between two (kernel, format, M, regime) selections; the index is the shape."""
+
+    def pick(which: tuple) -> pd.Series:
+        kernel, fmt, m, regime = which
+        rows = cells[
+            (cells["kernel"] == kernel)
+            & (cells["format"] == fmt)
+            & (cells["M"] == m)
+            & (cells["regime"] == regime)
+        ]
+        return rows.set_index("shape")[column]
+
+    return (pick(top) / pick(bottom)).dropna()
+
+
+def _mean_range(ratios: pd.Series) -> tuple[str, str]:
+    """Geometric mean and, in words, the range over the shapes."""
+    mean = float(np.exp(np.log(ratios).mean()))
+    count = f"{len(ratios)} shape{'s' if len(ratios) > 1 else ''}"
+    return number(mean), f"{number(ratios.min())} to {number(ratios.max())} over {count}"
+
+
+def _cell_facts(cells: pd.DataFrame) -> list[dict]:
+    shown = drawings.timed(cells)
+    facts: list[dict] = []
+    if shown.empty:
+        return facts
+    cold = drawings.HEADLINE_REGIME
+    bf16, fp8 = ("cublaslt_bf16", "bf16", 1, cold), ("cublaslt_fp8", "fp8_e4m3", 1, cold)
+    naive = ("naive_dequant", "mxfp4", 1, cold)
+
+    largest = shown[
+        (shown["kernel"] == bf16[0])
+        & (shown["M"] == 1)
+        & (shown["regime"] == cold)
+        & shown["floor_us"].notna()
+    ]
+    if len(largest):
+        row = largest.loc[(largest["N"] * largest["K"]).idxmax()]
+        facts.append(
+            {
+                "value": f"{100 * row['floor_us'] / row['time_us']:.0f} % of the floor",
+                "text": f"is what cuBLASLt BF16 reaches for one token (M = 1) on {row['shape']} "
+                f"({row['N']} × {row['K']}): {number(row['time_us'])} µs [{number(row['ci_low_us'])} to "
+                f"{number(row['ci_high_us'])}] a call, against {number(row['floor_us'])} µs just to read the same "
+                "bytes. This checks denominator and harness together.",
+            }
+        )
+
+    def add(ratios: pd.Series, value: str, words: str) -> None:
+        if len(ratios):
+            mean, spread = _mean_range(ratios)
+            facts.append({"value": value.format(mean), "text": words.format(spread)})
+
+    add(
+        _ratios(shown, bf16, fp8),
+        "{} ×",
+        "is the speed of cuBLASLt FP8 over cuBLASLt BF16 at M = 1, which moves twice the bytes (geometric mean; {}).",
+    )
+    at_floor = _ratios(shown, fp8, naive, "floor_us")
+    add(
+        at_floor,
+        "{} ×",
+        "is the prize measured on this device: how much faster than reading FP8 weights it is to read the same "
+        "weights in MXFP4 at M = 1 (ratio of the two floors, geometric mean; {}). Byte counts alone give 1.88.",
+    )
+    add(
+        _ratios(shown, naive, fp8),
+        "{} ×",
+        "the time of cuBLASLt FP8 is what it costs at M = 1 to write MXFP4 weights out as BF16 first and multiply then "
+        "(naive_dequant, geometric mean; {}).",
+    )
+    add(
+        _ratios(shown, fp8, (*fp8[:3], "hot_graph")),
+        "{} ×",
+        "is how much faster cuBLASLt FP8 looks at M = 1 when its weights may stay in the L2 cache than with cold "
+        "weights (geometric mean; {}): the error of a benchmark that does not rotate its weights.",
+    )
+    add(
+        _ratios(shown, (*fp8[:3], "cold_loop"), fp8),
+        "{} ×",
+        "is the time of cuBLASLt FP8 at M = 1 launched from a host loop, over its time in a graph replay "
+        "(geometric mean; {}).",
+    )
+    return facts
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+
+
+def _figure(key: str, figures: Mapping[str, str]) -> dict:
+    wide = figures.get(key)
+    if not wide:
+        return {"key": key, "wide": None, "narrow": None}
+    narrow = figures.get(f"{key}_narrow", wide)
+    return {
+        "key": key,
+        "wide": Markup(drawings.themed(wide)),
+        "narrow": Markup(drawings.themed(narrow)),
+    }
+
+
+def _forests(figures: Mapping[str, str]) -> list[dict]:
+    found = []
+    for key in sorted(k for k in figures if k.startswith("forest/") and not k.endswith("_narrow")):
+        _, family, unit = key.split("/")
+        unit = unit.replace("-per-", "/")
+        found.append(
+            _figure(key, figures)
+            | {"family": family, "unit": _UNIT.get(unit, unit), "caption": "", "missing": ""}
+        )
+    return found
+
+
+# ---- claims ------------------------------------------------------------------------------------------------------
+
+_CLAIM_KEYS = ("verdict", "claim", "band90", "band50", "q50", "chance", "observed", "unit", "kind")
+
+
+def _claim_row(row: Mapping, claim: Mapping | None) -> Row:
+    claim = claim or {}
+    chance = number(claim.get("probability"), 2)
+    if not absent(claim.get("threshold")):
+        side = {"above": "≥", "below": "≤"}.get(claim["direction"], "=")
+        limit = f"{side} {number(claim['threshold'])}"
+        chance = limit if chance == BLANK else f"{chance} of {limit}"
+    observed = number(row["observed"], 4)
+    if not absent(row["ci_low"]):
+        observed += f" ({span(row['ci_low'], row['ci_high'])})"
+    return {
+        "claim": row["claim"],
+        "statement": claim.get("statement", ""),
+        "verdict": row["verdict"],
+        "band90": span(row["q05"], row["q95"]),
+        "band50": span(row["q25"], row["q75"]),
+        "q50": number(row["q50"]),
+        "chance": chance,
+        "observed": observed,
+        "unit": _UNIT.get(row["unit"], text(row["unit"])),
+        "kind": f"{row['kind']}, {row['novelty']}",
+    }
+
+
+def _claims(
+    kit: _Tables, verdicts: pd.DataFrame, by_id: Mapping[str, Mapping], words: Mapping
+) -> list[dict]:
+    titles = {r.id: r.title for r in RUNGS}
+    out = []
+    for rung in [*titles, *sorted(set(verdicts["rung"]) - set(titles))]:
+        here = verdicts[verdicts["rung"] == rung]
+        here = here.assign(
+            family=[by_id.get(c, {}).get("family", "unregistered") for c in here["claim"]]
+        )
+        here = here.sort_values(
+            ["family", "claim"], key=lambda s: s.map(drawings.natural), kind="stable"
+        )
+        groups = []
+        for title, members in GROUPS:
+            rows = [
+                _claim_row(r, by_id.get(r["claim"]))
+                for r in here[here["verdict"].isin(members)].to_dict("records")
+            ]
+            if rows:
+                caption = f"{rung}: {title.lower()}"
+                groups.append({"title": title, "table": kit.table(_CLAIM_KEYS, rows, caption, "")})
+        waiting = here[here["verdict"] == "NOT_RUN"]
+        families = [
+            _not_run_family(kit, str(family), rows, by_id)
+            for family, rows in waiting.groupby("family", sort=True)
+        ]
+        out.append(
+            {
+                "id": rung,
+                "title": titles.get(rung, "unknown rung"),
+                "total": len(here),
+                "groups": groups,
+                "not_run": families,
+                "not_run_total": len(waiting),
+            }
+        )
+    return out
+
+
+def _not_run_family(
+    kit: _Tables, family: str, rows: pd.DataFrame, by_id: Mapping[str, Mapping]
+) -> dict:
+    first = by_id.get(rows.iloc[0]["claim"])
+    lines = []
+    if first:
+        lines = [
+            ("Mechanism", f"{first['mechanism']['text']} ({first['mechanism']['formula']})"),
+            ("Refuted by", first["refuted_by"]),
+        ]
+    table_rows = [_claim_row(r, by_id.get(r["claim"])) for r in rows.to_dict("records")]
+    keys = [k for k in _CLAIM_KEYS if k != "verdict"]
+    table = kit.table(keys, table_rows, f"{family}: registered, not run", "")
+    return {"family": family, "count": len(rows), "lines": lines, "table": table}
+
+
+def _claim_limits(claims: Sequence[Mapping]) -> list[tuple[str, str]]:
+    """Each distinct does_not_show with the family that says it, and how many claims do."""
+    seen: dict[str, Counter] = {}
+    for claim in claims:
+        seen.setdefault(claim["does_not_show"], Counter())[claim["family"]] += 1
+    return [
+        (line, ", ".join(f"{f}: {n}" for f, n in sorted(by.items()))) for line, by in seen.items()
+    ]
+
+
+# ---- scores and regimes ------------------------------------------------------------------------------------------
+
+
+def _scores(kit: _Tables, scores: Mapping) -> dict:
+    def coverage(share: Mapping | None) -> str:
+        if not share or not share["n"]:
+            return BLANK
+        low, high = 100 * share["low"], 100 * share["high"]
+        return f"{100 * share['value']:.0f} % ({share['k']} of {share['n']}; {low:.0f} to {high:.0f} %)"
+
+    rows = [
+        {
+            "forecaster": r["forecaster"],
+            "set": r["set"],
+            "n_numeric": str(r["n_numeric"]),
+            "coverage50": coverage(r["coverage50"]),
+            "coverage90": coverage(r["coverage90"]),
+            "wis": number(r["wis"]),
+            "n_yes_no": str(r["n_yes_no"]),
+            "brier": number(r["brier"]),
+        }
+        for r in scores.get("rows", [])
+        if r["n_numeric"] or r["n_yes_no"]
+    ]
+    keys = (
+        "forecaster",
+        "set",
+        "n_numeric",
+        "coverage50",
+        "coverage90",
+        "wis",
+        "n_yes_no",
+        "brier",
+    )
+    return kit.table(
+        keys,
+        rows,
+        "Scores of the frozen forecasts",
+        "No claim has been decided yet, so no score exists.",
+    )
+
+
+_REGIME_RATIOS = (
+    ("cold_hot", "cold_graph", "hot_graph"),
+    ("loop_graph", "cold_loop", "cold_graph"),
+    ("chain_graph", "chain_pdl", "cold_graph"),
+)
+
+
+def _regimes(kit: _Tables, cells: pd.DataFrame) -> dict:
+    nothing = "No cell has been timed in two regimes yet."
+    keys = ("kernel", "format", "m_range", "cold_hot", "loop_graph", "chain_graph", "cells")
+    shown = drawings.timed(cells)
+    if shown.empty:
+        return kit.table(keys, [], "", nothing)
+    index = ["kernel", "format", "shape", "N", "K", "M"]
+    wide = shown.pivot(index=index, columns="regime", values="time_us").reset_index()
+    rows = []
+    for kernel, fmt in drawings._series(shown):
+        own = wide[(wide["kernel"] == kernel) & (wide["format"] == fmt)]
+        for low, high, label in M_BANDS:
+            band = own[own["M"].between(low, high)]
+            row = {"kernel": kernel, "format": fmt, "m_range": label}
+            counts = []
+            for key, over, under in _REGIME_RATIOS:
+                ratios = pd.Series(dtype=float)
+                if {over, under} <= set(band.columns):
+                    ratios = (band[over] / band[under]).dropna()
+                counts.append(len(ratios))
+                if len(ratios):
+                    mean = number(float(np.exp(np.log(ratios).mean())))
+                    row[key] = f"{mean} ({number(ratios.min())} to {number(ratios.max())})"
+            if any(counts):
+                rows.append(row | {"cells": str(max(counts))})
+    return kit.table(
+        keys,
+        rows,
+        "Ratios of times between regimes (no unit; geometric mean, lowest to highest)",
+        nothing,
+    )
+
+
+# ---- builds, checks, attempts ------------------------------------------------------------------------------------
+
+
+def _occupancy(kit: _Tables, occupancy: pd.DataFrame) -> dict:
+    keys = ("kernel", "entry", "arch", "threads", "registers", "spill_bytes", "smem_static_bytes")
+    keys += ("smem_dynamic_bytes", "blocks_per_sm", "warps_per_sm", "occupancy", "limiter")
+    rows = []
+    for record in occupancy.to_dict("records"):
+        row = {k: text(record.get(k)) for k in keys}
+        row["occupancy"] = f"{100 * record['occupancy']:.0f} %"
+        rows.append(row)
+    return kit.table(
+        keys, rows, "Occupancy computed from the compiled code", "No occupancy table was made."
+    )
+
+
+def _builds(kit: _Tables, builds: Sequence[Mapping]) -> dict:
+    rows = []
+    for build in builds:
+        for entry in build["entries"]:
+            counts = (build.get("sass") or {}).get(entry["entry"])
+            rows.append(
+                {
+                    "kernel": build["name"],
+                    "entry": entry["entry"],
+                    "arch": build["architecture"],
+                    "role": build["role"],
+                    "registers": str(entry["registers"]),
+                    "barriers": str(entry["barriers"]),
+                    "stack_bytes": str(entry["stack_bytes"]),
+                    "spill_bytes": str(entry["spill_store_bytes"] + entry["spill_load_bytes"]),
+                    "smem_static_bytes": str(entry["smem_static_bytes"]),
+                    "sass": _sass(counts),
+                    "cubin": build["cubin_sha256"][:12],
+                    "nvcc": build["nvcc_version"],
+                }
+            )
+    keys = (
+        "kernel",
+        "entry",
+        "arch",
+        "role",
+        "registers",
+        "barriers",
+        "stack_bytes",
+        "spill_bytes",
+    )
+    keys += ("smem_static_bytes", "sass", "cubin", "nvcc")
+    return kit.table(
+        keys,
+        rows,
+        "What the compiler made, one row per entry function",
+        "No build record was given.",
+    )
+
+
+def _sass(counts: Mapping[str, int] | None) -> str:
+    if not counts:
+        return BLANK
+    named = [f"{sass.count(counts, opcode)} {opcode}" for opcode in NOTABLE_OPCODES]
+    return f"{sum(counts.values())} instructions: " + ", ".join(
+        n for n in named if not n.startswith("0 ")
+    )
+
+
+def _checks(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
+    groups: dict[tuple[str, str, str], list[Mapping]] = {}
+    for campaign in ordered:
+        for check in campaign["checks"]:
+            groups.setdefault((check["kernel"], check["format"], check["name"]), []).append(check)
+    rows = []
+    for (kernel, fmt, name), members in sorted(groups.items()):
+        shares = [
+            c["measured"] / c["limit"] for c in members if not absent(c["measured"]) and c["limit"]
+        ]
+        passed = sum(bool(c["passed"]) for c in members)
+        rows.append(
+            {
+                "kernel": kernel,
+                "format": fmt,
+                "check": name,
+                "passed": f"{passed} of {len(members)}",
+                "worst": number(max(shares)) if shares else BLANK,
+            }
+        )
+    keys = ("kernel", "format", "check", "passed", "worst")
+    return kit.table(
+        keys, rows, "Checks by kernel and format, all campaigns", "No check has been recorded yet."
+    )
+
+
+def _failed_checks(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
+    rows = [
+        {
+            "kernel": c["kernel"],
+            "format": c["format"],
+            "what": f"{c['shape']} {c['N']}×{c['K']} M={c['M']}",
+            "check": c["name"],
+            "worst": f"{number(c['measured'])} / {number(c['limit'])}",
+            "detail": text(c["detail"]),
+            "campaign": campaign["id"],
+        }
+        for campaign in ordered
+        for c in campaign["checks"]
+        if not c["passed"]
+    ]
+    keys = ("kernel", "format", "what", "check", "worst", "detail", "campaign")
+    return kit.table(keys, rows, "Every check that failed", "No check failed.")
+
+
+def _attempts(kit: _Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
+    rows, tried = [], 0
+    for campaign in ordered:
+        for a in campaign["attempts"]:
+            tried += 1
+            if (a["status"] == "ok") != ok:
+                continue
+            cell = [text(a.get(k)) for k in ("kernel", "format", "shape") if not absent(a.get(k))]
+            cell += [f"M={a['M']}"] if not absent(a.get("M")) else []
+            cell += [a["regime"]] if not absent(a.get("regime")) else []
+            rows.append(
+                {
+                    "what": " ".join([text(a.get("stage")), *cell]),
+                    "status": a["status"],
+                    "reason": text(a["reason"]),
+                    "started": a["started_utc"],
+                    "seconds": number(a["seconds"]),
+                    "campaign": campaign["id"],
+                }
+            )
+    keys = ("status", "what", "reason", "seconds", "started", "campaign")
+    if ok:
+        return kit.table(keys, rows, "Attempts with status ok", "No attempt has gone well yet.")
+    nothing = (
+        f"All {tried} recorded attempts went well."
+        if tried
+        else "No attempt has been recorded yet."
+    )
+    return kit.table(keys, rows, "Every attempt that did not end well", nothing)
+
+
+def _legs(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
+    rows = []
+    for campaign in ordered:
+        legs = campaign.get("legs")
+        if legs:
+            share = 100 * legs["dropped"] / legs["total"] if legs["total"] else 0.0
+            reasons = ", ".join(
+                f"{n} for {reason}" for reason, n in sorted(legs["reasons"].items())
+            )
+            row = {"legs": str(legs["total"]), "dropped": f"{legs['dropped']} ({share:.2g} %)"}
+            rows.append(row | {"campaign": campaign["id"], "reason": reasons or "none dropped"})
+    keys = ("campaign", "legs", "dropped", "reason")
+    return kit.table(
+        keys, rows, "Timed legs and those dropped by the frozen rule", "No leg counts were given."
+    )
+
+
+# ---- provenance --------------------------------------------------------------------------------------------------
+
+
+def _provenance(kit: _Tables, campaign: Mapping) -> dict:
+    source = campaign["source"]
+    facts: dict[str, Any] = {f"device {k}": v for k, v in campaign["device"].items()}
+    for name, summary in (campaign.get("telemetry") or {}).items():
+        values = " / ".join(number(summary[k], 4) for k in ("min", "median", "max"))
+        facts[f"{name} during legs (min / median / max)"] = values
+    facts |= {
+        "measured": campaign["created_utc"],
+        "kind": campaign["kind"],
+        "commit": source["commit"],
+        "dirty working tree": source["dirty"],
+        "source tree digest": source["tree_digest"],
+        "head of the frozen chain": campaign["prereg_head"],
+        "protocol SHA-256": campaign["protocol_sha256"],
+        "seed": campaign["seed"],
+        "settings untouched": campaign["settings_untouched"],
+    }
+    facts |= {f"version of {k}": v for k, v in campaign["software"].items()}
+    rows = [{"fact": k.replace("_", " "), "recorded": text(v)} for k, v in facts.items()]
+    constants = [
+        {
+            "name": name,
+            "value": number(c["value"], 4),
+            "interval": span(c.get("ci_low"), c.get("ci_high")),
+            "unit": _UNIT.get(c["unit"], text(c["unit"])),
+            "how": text(c.get("how")),
+        }
+        for name, c in (campaign.get("constants") or {}).items()
+    ]
+    title = f"{campaign['id']} ({campaign['rung']}, {campaign['kind']})"
+    return {
+        "title": title,
+        "facts": kit.table(("fact", "recorded"), rows, f"Provenance of {campaign['id']}", ""),
+        "constants": kit.table(
+            ("name", "value", "interval", "unit", "how"),
+            constants,
+            "Measured constants",
+            "No constant was measured.",
+        ),
+    }
+
+
+def _shapes(kit: _Tables, shapes: Sequence[Mapping]) -> dict:
+    rows = [
+        {
+            "name": s["name"],
+            "n": str(s["N"]),
+            "k": str(s["K"]),
+            "shape_set": text(s.get("set")),
+            "why": text(s["why"]),
+        }
+        for s in shapes
+    ]
+    return kit.table(
+        ("name", "n", "k", "shape_set", "why"),
+        rows,
+        "Weight matrices, N rows by K columns",
+        "No shape.",
+    )
