@@ -94,9 +94,22 @@ def measure(
             "ci_low": ridge["ci_low"] * factor,
             "ci_high": ridge["ci_high"] * factor,
             "n": ridge["n"],
-            "how": f"ridge_bf16 x {bytes_per_weight(fmt)} bytes a weight / 2: where memory and BF16 compute take as long",
+            "how": f"ridge_bf16 x {bytes_per_weight(fmt)} bytes a weight / 2: memory and BF16 compute take as long",
         }
     return found
+
+
+def launch_floor(timer: Timer, modules: Any, arm: StreamArm, shape_name: str) -> dict[str, Any]:
+    """Empty kernel of the grid, block and shared memory of a stream: its launch floor, reported, never subtracted."""
+    s = arm.shape
+    empty = modules["harness"].kernel("empty", s.smem_bytes)
+
+    def launch(_copy: int) -> None:
+        empty((s.grid,), (s.threads,), (), shared_mem=s.smem_bytes)
+
+    how = f"empty kernel launched as the {arm.format} stream of {shape_name}: {s.describe()}"
+    name = f"launch_floor_stream_{arm.format}_{shape_name}_us"
+    return {name: constant(legs(timer, launch, 1, LAUNCH_NODES), lambda t: t, "us", how)}
 
 
 def _read_bandwidth(

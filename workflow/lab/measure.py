@@ -533,6 +533,10 @@ def _measure_all(
         if not todo:
             continue
         operands = prepare_shape(bench, shape)
+        stream = next(s for s in operands.streams if s.format == "mxfp4")
+        floor = constants.launch_floor(bench.timer, bench.modules, stream, shape["name"])
+        if not floor.keys() & partial.constants.keys():
+            partial.add_constants(floor)
         for m in shuffled(todo, point_seed(protocol, shape["name"], "M")):
             mark = len(telemetry.rows)
             with partial.attempt(

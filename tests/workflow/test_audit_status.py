@@ -1,0 +1,100 @@
+"""`snakemake --cores 1 audit` prints the table and ends with a status of its own; the next run is not in its way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+AUDIT = ("--cores", "1", "audit", "--config", "measure=never")
+
+
+@contextmanager
+def edited(path: Path, old: bytes, new: bytes):
+    """One place of a file changed, and put back."""
+    before = path.read_bytes()
+    assert old in before
+    path.write_bytes(before.replace(old, new, 1))
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def assert_status(checkout, status: int, word: str, *named: str) -> str:
+    done = checkout.run(*AUDIT)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert f"audit: {word} (exit status {status})" in done.stdout
+    for name in named:
+        assert name in done.stdout
+    assert not list((checkout.root / ".snakemake" / "locks").glob("*"))
+    return done.stdout
+
+
+def test_all_is_well(checkout) -> None:
+    text = assert_status(checkout, 0, "OK")
+    head = text.splitlines()[0]
+    assert "predicted" in head and "observed" in head and "verdict" in head
+
+
+def test_an_edited_claim_is_tampered(checkout) -> None:
+    path = sorted((checkout.root / "prereg" / "claims").glob("*.json"))[0]
+    with edited(path, b'"q50":4', b'"q50":5'):
+        assert_status(checkout, 3, "TAMPERED", f"prereg/claims/{path.name}")
+    assert_status(checkout, 0, "OK")
+
+
+def test_a_removed_tail_of_the_chain_is_tampered(checkout) -> None:
+    path = checkout.root / "prereg" / "manifest.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(lines[:-1]))
+    try:
+        assert_status(checkout, 3, "TAMPERED", "prereg/")
+    finally:
+        path.write_bytes(whole)
+
+
+def test_an_edited_campaign_is_tampered(checkout) -> None:
+    (path,) = (checkout.root / "data" / "campaigns").glob("*/campaign.json")
+    time = json.loads(path.read_text())["cells"][0]["time"]["time_us"]
+    with edited(path, str(time).encode(), str(time * 0.9).encode()):
+        assert_status(checkout, 3, "TAMPERED", path.parent.name)
+
+
+def test_an_edited_table_is_invalid(checkout) -> None:
+    checkout.ok("reports/verdicts.csv", "--cores", "1", "--config", "measure=never")
+    path = checkout.root / "reports" / "verdicts.csv"
+    with edited(path, b",NOT_RUN,", b",HIT,"):
+        assert_status(checkout, 4, "INVALID", "reports/verdicts.csv")
+
+
+def test_missing_history_is_unverifiable(checkout) -> None:
+    git, aside = checkout.root / ".git", checkout.root.parent / "history"
+    shutil.move(git, aside)
+    try:
+        assert_status(checkout, 5, "UNVERIFIABLE", "manifest.jsonl")
+        # The status belongs to the audit: a failure of something else, later, ends with 1.
+        refused = checkout.run("--cores", "1", "pack_campaign")
+        assert refused.returncode == 1
+    finally:
+        shutil.move(aside, git)
+
+
+def test_the_committed_repository_audits_ok(repository: Path) -> None:
+    import subprocess
+
+    from lab import audit, records
+
+    state = subprocess.run(
+        ["git", "-C", repository, "status", "--porcelain"], capture_output=True, text=True
+    )
+    shallow = (repository / ".git" / "shallow").exists()
+    if state.returncode or state.stdout or shallow or not (repository / ".git").exists():
+        pytest.skip("not a clean, full clone")
+    found = audit.examine(repository, records.list_campaigns(repository / "data"))
+    result = audit.audit(repository, found)
+    assert result.status == "OK", [str(problem) for problem in result.problems]

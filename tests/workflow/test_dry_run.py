@@ -1,0 +1,98 @@
+"""What would run, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab import rungs, select
+
+RUN_RULES = {
+    "build_cubins", "check_sass", "occupancy", "select_r0", "cells", "verdicts", "figures", "report",
+}  # fmt: skip
+NO_DEVICE = select.this_machine().uuid is None
+
+
+def planned(text: str) -> set[str]:
+    """Rules in the table of a dry run."""
+    table = text.split("Job stats:")[1].split("total")[0]
+    return {line.split()[0] for line in table.splitlines() if re.match(r"\w+ +\d+$", line.strip())}
+
+
+def test_default_target_is_the_report(checkout) -> None:
+    done = checkout.ok("-n", "--forceall", "--config", "measure=never")
+    assert planned(done.stdout + done.stderr) == RUN_RULES | {"default"}
+
+
+@pytest.mark.parametrize(
+    ("target", "some"),
+    [
+        ("all", {"report", "occupancy"}),
+        ("build", {"build_cubins", "check_sass", "occupancy"}),
+        ("r0_instrument", {"select_r0", "cells", "check_sass"}),
+        ("audit", {"verdicts", "audit"}),
+    ],
+)
+def test_targets(checkout, target: str, some: set[str]) -> None:
+    done = checkout.ok("-n", "--forceall", target, "--config", "measure=never")
+    assert some <= planned(done.stdout + done.stderr)
+
+
+def test_building_does_not_judge(checkout) -> None:
+    done = checkout.ok("-n", "--forceall", "build")
+    assert not planned(done.stdout + done.stderr) & {"verdicts", "report", "audit"}
+
+
+def test_the_profile_is_picked_up(checkout) -> None:
+    done = checkout.ok("-n", "--forceall")
+    assert "workflow specific profile profiles/default" in done.stderr
+    assert (checkout.root / "profiles" / "default" / "config.yaml").is_file()
+    assert (checkout.root / "profiles").resolve() == checkout.root / "workflow" / "profiles"
+
+
+@pytest.mark.parametrize("rung", rungs.RUNGS[1:], ids=lambda r: r.id)
+def test_a_rung_that_is_not_measured_says_what_is_missing(checkout, rung: rungs.Rung) -> None:
+    lacking = rungs.missing(rung.id, checkout.root)
+    if not lacking:
+        pytest.skip(f"{rung.id} is measured")
+    done = checkout.run("--cores", "1", rung.target)
+    assert done.returncode == 1
+    assert f"{rung.id} has not been measured" in done.stderr
+    for what in lacking:
+        assert what in done.stderr
+
+
+@pytest.mark.skipif(not NO_DEVICE, reason="there is a device here: measuring would start")
+def test_measure_always_without_a_device_is_an_error(checkout) -> None:
+    done = checkout.run("--cores", "1", "--config", "measure=always")
+    assert done.returncode == 1
+    assert "measure=always, but no NVIDIA device here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("measure=sometimes", ("sometimes", "measure", "auto")),
+        ("meassure=never", ("meassure",)),
+        ("campaign=../elsewhere", ("elsewhere",)),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(checkout, setting: str, words: tuple[str, ...]) -> None:
+    done = checkout.run("-n", "--config", setting)
+    assert done.returncode == 1
+    for word in words:
+        assert word in done.stdout + done.stderr
+
+
+def test_every_setting_is_described(repository: Path) -> None:
+    import json
+
+    import yaml
+
+    schema = json.loads((repository / "workflow/schemas/config.schema.json").read_text())
+    settings = yaml.safe_load((repository / "workflow/config.yaml").read_text())
+    assert schema["additionalProperties"] is False
+    assert set(settings) == set(schema["properties"]) == set(schema["required"])
+    assert all(p["description"] for p in schema["properties"].values())

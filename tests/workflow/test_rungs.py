@@ -1,0 +1,32 @@
+"""Rungs say what they lack, and the Snakefile has exactly their targets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab import rungs
+
+
+def test_each_rung_has_its_target_in_the_snakefile(repository: Path) -> None:
+    rules = re.findall(r"^rule (\w+):", (repository / "Snakefile").read_text(), flags=re.M)
+    assert [r for r in rules if re.match(r"r\d_", r)] == [r.target for r in rungs.RUNGS]
+
+
+@pytest.mark.parametrize("rung", [r.id for r in rungs.RUNGS])
+def test_an_empty_repository_lacks_everything(tmp_path: Path, rung: str) -> None:
+    text = rungs.not_measured(rung, tmp_path)
+    assert text.startswith(f"{rung} has not been measured")
+    for what in rungs.rung(rung).needs.values():
+        assert what in text
+
+
+def test_a_rung_with_all_it_needs_lacks_nothing(tmp_path: Path) -> None:
+    for glob in rungs.rung("R2").needs:
+        path = tmp_path / glob.replace("*", "x")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert rungs.missing("R2", tmp_path) == []
+    assert rungs.not_measured("R2", tmp_path) is None

@@ -1,0 +1,174 @@
+"""measure: auto | always | never, decided on made-up machines and made-up recorded campaigns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab import select
+from lab.select import Machine, Plan, SelectError, plan
+
+CONFIG = {"measure": "auto", "campaign": None, "archive": None, "architectures": ["sm_90a"]}
+NO_GPU = Machine(None)
+H200 = Machine("GPU-1", (9, 0))
+BARE_H200 = Machine("GPU-1", (9, 0), ("cupy", "cuda.bindings"))
+OTHER = Machine("GPU-2", (8, 9))
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    cuda = tmp_path / "kernels" / "qgemm_mx" / "cuda"
+    cuda.mkdir(parents=True)
+    (cuda / "a.cu").write_text("a")
+    return tmp_path
+
+
+def record(
+    repo: Path, day: int, uuid: str = "GPU-1", kind: str = "campaign", rung: str = "R0", **source
+) -> str:
+    """Write the few facts of a campaign that choosing reads."""
+    campaign = f"{rung.lower()}-h200-202611{day:02d}-{day:012x}"
+    folder = repo / "data" / "campaigns" / campaign
+    folder.mkdir(parents=True)
+    source.setdefault("kernels_digest", select.kernels_digest(repo))
+    value = {
+        "rung": rung,
+        "kind": kind,
+        "created_utc": f"2026-11-{day:02d}T00:00:00Z",
+        "device": {"name": "NVIDIA H200", "uuid": uuid},
+        "source": source,
+    }
+    (folder / "campaign.json").write_text(json.dumps(value))
+    return campaign
+
+
+def decide(repo: Path, machine: Machine, **config) -> Plan:
+    return plan(CONFIG | config, repo, "R0", machine)
+
+
+def test_nothing_recorded_and_no_device(repo: Path) -> None:
+    decided = decide(repo, NO_GPU)
+    assert (decided.action, decided.campaign) == ("nothing", None)
+    assert "NOT_RUN" in decided.say
+
+
+def test_no_device_replays_the_newest_and_says_so_in_one_line(repo: Path) -> None:
+    newest = record(repo, 20)
+    record(repo, 3)
+    decided = decide(repo, NO_GPU)
+    assert (decided.action, decided.campaign) == ("replay", newest)
+    assert newest in decided.say and "no NVIDIA device" in decided.say and "\n" not in decided.say
+
+
+def test_device_without_packages_replays_and_says_what_to_install(repo: Path) -> None:
+    newest = record(repo, 20, uuid="GPU-9")
+    decided = decide(repo, BARE_H200)
+    assert (decided.action, decided.campaign) == ("replay", newest)
+    assert "cupy, cuda.bindings" in decided.say and "requirements-gpu.txt" in decided.say
+    assert "\n" not in decided.say
+
+
+def test_device_that_measured_these_kernels_is_replayed(repo: Path) -> None:
+    mine = record(repo, 3)
+    record(repo, 20, uuid="GPU-9")
+    assert decide(repo, H200).campaign == mine
+
+
+def test_another_device_measures(repo: Path) -> None:
+    record(repo, 3)
+    assert decide(repo, OTHER).action == "measure"
+
+
+def test_other_kernels_measure(repo: Path) -> None:
+    record(repo, 3)
+    (repo / "kernels" / "qgemm_mx" / "cuda" / "a.cu").write_text("b")
+    assert decide(repo, H200).action == "measure"
+
+
+def test_a_campaign_without_kernels_digest_is_not_taken_for_these_kernels(repo: Path) -> None:
+    record(repo, 3, kernels_digest=None)
+    assert decide(repo, H200).action == "measure"
+
+
+def test_pilots_and_other_rungs_are_not_replayed(repo: Path) -> None:
+    record(repo, 20, kind="pilot")
+    record(repo, 21, rung="R1")
+    assert decide(repo, NO_GPU).action == "nothing"
+
+
+def test_never_replays_even_with_a_device(repo: Path) -> None:
+    record(repo, 3, uuid="GPU-9")
+    assert decide(repo, H200, measure="never").action == "replay"
+
+
+def test_always_measures_even_when_recorded(repo: Path) -> None:
+    record(repo, 3)
+    assert decide(repo, H200, measure="always").action == "measure"
+
+
+@pytest.mark.parametrize(
+    ("machine", "word"), [(NO_GPU, "no NVIDIA device"), (BARE_H200, "requirements-gpu.txt")]
+)
+def test_always_fails_where_nothing_can_be_measured(
+    repo: Path, machine: Machine, word: str
+) -> None:
+    record(repo, 3)
+    with pytest.raises(SelectError, match=word):
+        decide(repo, machine, measure="always")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [
+        ((9, 0), "sm_90a"),
+        ((8, 6), "sm_86"),
+        ((8, 9), "sm_86"),
+        ((8, 0), None),
+        ((10, 0), None),
+        ((7, 5), None),
+    ],
+)
+def test_architecture_of_a_device(
+    repo: Path, capability: tuple[int, int], architecture: str | None
+) -> None:
+    machine = Machine("GPU-1", capability)
+    assert machine.architecture == architecture
+    decided = decide(repo, machine)
+    assert decided.action == ("measure" if architecture else "nothing")
+    assert decided.architecture == architecture
+    assert architecture or f"{capability[0]}.{capability[1]}" in decided.say
+
+
+def test_a_campaign_asked_for_is_replayed(repo: Path) -> None:
+    old = record(repo, 3)
+    record(repo, 20)
+    assert decide(repo, OTHER, campaign=old) == decide(repo, NO_GPU, campaign=old, measure="never")
+    assert decide(repo, OTHER, campaign=old).campaign == old
+
+
+def test_a_campaign_that_is_not_recorded_is_an_error_that_lists_those_that_are(repo: Path) -> None:
+    known = record(repo, 3)
+    with pytest.raises(SelectError, match=known):
+        decide(repo, NO_GPU, campaign="r0-h200-20261101-0123456789ab")
+
+
+def test_always_and_a_campaign_contradict_each_other(repo: Path) -> None:
+    with pytest.raises(SelectError, match="one of them"):
+        decide(repo, H200, campaign=record(repo, 3), measure="always")
+
+
+def test_deciding_imports_no_cuda_binding(repo: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from lab import select; select.this_machine(); "
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('cupy', 'nvmath') or m == 'cuda.bindings'))"
+    )
+    env = {"PYTHONPATH": f"{Path(select.__file__).parents[1]}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

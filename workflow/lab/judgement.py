@@ -1,0 +1,85 @@
+"""The judging step: which campaigns the claims are held against, and the result as JSON for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lab import audit, registry, scores, select
+from lab.audit import AuditResult, Examination
+from lab.claims import Claim
+from lab.scores import Coverage, Score
+
+# The device that the claims are about (prereg/): a campaign of another one gives cells and floors, but no verdict.
+CLAIMED_DEVICE = "NVIDIA H200"
+
+
+def judge(repo: str | Path, chosen: Iterable[str | Path]) -> Examination:
+    """Judge every claim of `repo/prereg` by the chosen campaigns; a claim that is not frozen ends as EXPLORATORY.
+
+    Where no chosen campaign is of the claimed device, the newest recorded R0 campaign that is stands in.
+    """
+    return audit.examine(repo, _of_claimed_device(Path(repo), [Path(folder) for folder in chosen]))
+
+
+def _of_claimed_device(repo: Path, chosen: list[Path]) -> list[Path]:
+    recorded = [c for c in select.recorded_campaigns(repo) if c.device_name == CLAIMED_DEVICE]
+    ours = [folder for folder in chosen if folder.name in {c.id for c in recorded}]
+    stand_in = [repo / select.CAMPAIGNS / c.id for c in recorded if c.rung == "R0"]
+    return ours or stand_in[-1:]
+
+
+def integrity_json(result: AuditResult, repo: str | Path) -> dict[str, Any]:
+    """State, head of the chain and problems, as the report prints them."""
+    rows = [{"status": p.status, "path": p.path, "reason": p.reason} for p in result.problems]
+    return {
+        "status": result.status,
+        "head": registry.head(Path(repo) / "prereg"),
+        "problems": rows,
+    }
+
+
+def scores_json(found: Examination) -> dict[str, Any]:
+    """Scores by novelty (blind is the headline), ours beside the dumb forecaster's."""
+    rows = []
+    for novelty in ("blind", "seen", "mechanical"):
+        pair = scores.score(
+            found.claims, found.verdicts, found.registered.forecasts, novelty=novelty
+        )
+        rows += [_score_row(score, novelty) for score in (pair.ours, pair.dumb)]
+    return {"rows": rows}
+
+
+def claim_json(claim: Claim) -> dict[str, Any]:
+    """A claim with the keys and types of its file."""
+    value = asdict(claim)
+    value["quantiles"] = claim.quantiles and claim.quantiles._asdict()
+    for name in ("cells", "reference_cells"):
+        value["estimand"][name] = [cell._asdict() for cell in getattr(claim.estimand, name)]
+    return value
+
+
+def _score_row(score: Score, novelty: str) -> dict[str, Any]:
+    return {
+        "forecaster": score.forecaster,
+        "set": novelty,
+        "n_numeric": score.n_numeric,
+        "coverage50": _coverage(score.coverage50),
+        "coverage90": _coverage(score.coverage90),
+        "wis": score.wis,
+        "n_yes_no": score.n_yes_no,
+        "brier": score.brier,
+    }
+
+
+def _coverage(found: Coverage) -> dict[str, Any]:
+    low, high = found.interval if found.total else (None, None)
+    return {
+        "k": found.inside,
+        "n": found.total,
+        "value": found.fraction,
+        "low": low,
+        "high": high,
+    }

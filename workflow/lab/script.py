@@ -1,0 +1,34 @@
+"""What every script of the workflow does around its one call: keep a log, and fail with a sentence for people."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Log = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def logged(path: str | Path, terminal: bool = False) -> Iterator[Log]:
+    """Give a function that writes a line to the log file, and to stderr as well if `terminal`.
+
+    An exception goes to the log with its traceback and to the terminal as one sentence; the process ends with status 1.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", buffering=1) as file:
+
+        def log(line: str) -> None:
+            print(line, file=file)
+            if terminal:
+                print(line, file=sys.stderr, flush=True)
+
+        try:
+            yield log
+        except Exception as error:
+            traceback.print_exc(file=file)
+            print(f"{type(error).__name__}: {error}\n(log: {path})", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None

@@ -1,0 +1,184 @@
+"""Which campaign feeds a rung: measure a new one on this machine, or replay a recorded one.
+
+Decided once, when Snakemake reads the Snakefile; so it is cheap, imports no CUDA binding and touches no device beyond
+asking NVML for its UUID.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lab import device, files
+
+CAMPAIGNS = Path("data", "campaigns")
+# What the cubins are made of: the sources, their sidecars and the module that holds the compiler's flags.
+KERNEL_SOURCES = ("qgemm_mx/cuda/*", "qgemm_mx/build.py")
+GPU_PACKAGES = ("cupy", "cuda.bindings", "nvmath")
+INSTALL_GPU = "pip install -r requirements-gpu.txt"
+
+
+class SelectError(RuntimeError):
+    """What was asked for cannot be had on this machine; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can measure with: device 0 (uuid None: there is none) and the GPU packages it lacks."""
+
+    uuid: str | None
+    capability: tuple[int, int] = (0, 0)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> str | None:
+        """The architecture whose cubins run there: a cubin runs on its own major version, from its minor one upwards;
+        one with an `a` on exactly its own. None when there is none.
+        """
+        major, minor = self.capability
+        if (major, minor) == (9, 0):
+            return "sm_90a"
+        return "sm_86" if major == 8 and minor >= 6 else None
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing can be measured here; empty when it can."""
+        if self.uuid is None:
+            return "no NVIDIA device here"
+        if self.architecture is None:
+            major, minor = self.capability
+            return f"{self.uuid} has compute capability {major}.{minor}; kernels are built for 8.6 to 8.9 and 9.0"
+        if self.missing:
+            return f"{self.uuid} is here, but {', '.join(self.missing)} not: {INSTALL_GPU}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The few facts of a recorded campaign that choosing needs."""
+
+    id: str
+    rung: str
+    created_utc: str
+    device_name: str
+    device_uuid: str
+    kernels_digest: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens for a rung: `campaign` to replay, `architecture` to measure, and one line for the user."""
+
+    action: Literal["measure", "replay", "nothing"]
+    campaign: str | None
+    say: str
+    architecture: str | None = None
+
+
+def plan(
+    config: Mapping[str, Any], repo: str | Path, rung: str = "R0", machine: Machine | None = None
+) -> Plan:
+    """Decide between measuring and replaying from `measure` and `campaign` of the configuration.
+
+    Raises SelectError when `measure: always` cannot be done, or the campaign asked for is not recorded.
+    """
+    mode = config["measure"]
+    recorded = recorded_campaigns(repo, rung)
+    wanted = _wanted(config["campaign"], recorded, rung)
+    if mode == "never" or (mode == "auto" and wanted is not None):
+        return _replay(
+            wanted or _newest(recorded), rung, "measuring is off" if wanted is None else "as asked"
+        )
+
+    machine = machine or this_machine()
+    if mode == "always":
+        if wanted is not None:
+            raise SelectError(
+                f"measure=always makes a new campaign, campaign={wanted.id} replays a recorded one: give one of them"
+            )
+        if machine.obstacle:
+            raise SelectError(f"measure=always, but {machine.obstacle}")
+        return _measure(machine, rung)
+
+    if machine.obstacle:
+        return _replay(_newest(recorded), rung, machine.obstacle)
+    digest = kernels_digest(repo)
+    same = [c for c in recorded if c.device_uuid == machine.uuid and c.kernels_digest == digest]
+    if same:
+        why = "this device has measured these kernels already (--config measure=always measures again)"
+        return _replay(_newest(same), rung, why)
+    return _measure(machine, rung)
+
+
+def recorded_campaigns(repo: str | Path, rung: str | None = None) -> list[Recorded]:
+    """Recorded campaigns of a rung (None: of all), pilots left out, oldest first."""
+    found = []
+    for path in sorted(Path(repo, CAMPAIGNS).glob("*/campaign.json")):
+        campaign = files.read_json(path)
+        if campaign["kind"] != "campaign" or rung not in (None, campaign["rung"]):
+            continue
+        found.append(
+            Recorded(
+                id=path.parent.name,
+                rung=campaign["rung"],
+                created_utc=campaign["created_utc"],
+                device_name=campaign["device"]["name"],
+                device_uuid=campaign["device"]["uuid"],
+                kernels_digest=campaign["source"].get("kernels_digest"),
+            )
+        )
+    return sorted(found, key=lambda c: (c.created_utc, c.id))
+
+
+def kernels_digest(repo: str | Path) -> str:
+    """SHA-256 of what the cubins are made of; a campaign records it as source.kernels_digest."""
+    return files.digest(Path(repo, "kernels"), KERNEL_SOURCES)
+
+
+def this_machine() -> Machine:
+    """Device 0 of this machine, and the GPU packages that are not installed; none of them is imported to find out."""
+    uuid = device.device_uuid()
+    if uuid is None:
+        return Machine(None)
+    import pynvml
+
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return Machine(uuid, tuple(capability), tuple(p for p in GPU_PACKAGES if not _installed(p)))
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name is missing
+        return False
+
+
+def _wanted(campaign: str | None, recorded: list[Recorded], rung: str) -> Recorded | None:
+    if campaign is None or not campaign.startswith(f"{rung.lower()}-"):
+        return None
+    for candidate in recorded:
+        if candidate.id == campaign:
+            return candidate
+    known = ", ".join(c.id for c in recorded) or "none"
+    raise SelectError(f"campaign={campaign} is not in {CAMPAIGNS}; recorded for {rung}: {known}")
+
+
+def _newest(recorded: list[Recorded]) -> Recorded | None:
+    return recorded[-1] if recorded else None
+
+
+def _replay(campaign: Recorded | None, rung: str, why: str) -> Plan:
+    if campaign is None:
+        return Plan(
+            "nothing", None, f"{rung}: {why}, and no campaign is recorded: the report says NOT_RUN"
+        )
+    what = f"{campaign.id} ({campaign.device_name}, {campaign.created_utc[:10]})"
+    return Plan("replay", campaign.id, f"{rung}: replaying {what}: {why}")
+
+
+def _measure(machine: Machine, rung: str) -> Plan:
+    say = f"{rung}: measuring a new campaign on {machine.uuid}"
+    return Plan("measure", None, say, machine.architecture)

@@ -1,0 +1,52 @@
+# Predicted against observed for every claim, printed; and the carrying of campaigns between machines.
+# None of these has an output: each does its work anew whenever it is asked for.
+
+
+rule audit:
+    input:
+        verdicts=rules.verdicts.output.verdicts,
+        pointers=POINTERS,
+    log:
+        f"{WORK}/logs/audit.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        # Snakemake ends with 1 whatever a rule ended with: the script leaves its exit status here for `onerror`.
+        status=f"{WORK}/audit_status",
+    message:
+        "Auditing predicted against observed"
+    script:
+        "../scripts/audit.py"
+
+
+rule pack_campaign:
+    log:
+        f"{WORK}/logs/pack_campaign.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=500,
+    params:
+        campaign=R0.campaign,
+        archive=config["archive"],
+    message:
+        "Packing {params.campaign} into {params.archive}"
+    script:
+        "../scripts/pack_campaign.py"
+
+
+rule import_campaign:
+    log:
+        f"{WORK}/logs/import_campaign.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=500,
+    params:
+        archive=config["archive"],
+    message:
+        "Importing {params.archive}"
+    script:
+        "../scripts/import_campaign.py"

@@ -1,0 +1,72 @@
+# From CUDA sources to checked cubins. No GPU, no predictions.
+
+
+rule build:
+    input:
+        f"{WORK}/build/builds.json",
+        f"{WORK}/build/sass.json",
+        f"{WORK}/build/occupancy.csv",
+
+
+rule build_cubins:
+    input:
+        sources=repository_files("kernels/qgemm_mx/cuda/*"),
+    output:
+        builds=f"{WORK}/build/builds.json",
+        cubins=directory(expand(f"{WORK}/build/{{arch}}", arch=config["architectures"])),
+    log:
+        f"{WORK}/logs/build_cubins.log",
+    benchmark:
+        f"{WORK}/benchmarks/build_cubins.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        architectures=config["architectures"],
+        cache=f"{WORK}/cache/cubins",
+        kernels=KERNEL_DIGEST,
+    message:
+        "Compiling the kernels for {params.architectures}"
+    script:
+        "../scripts/build_cubins.py"
+
+
+rule check_sass:
+    input:
+        builds=rules.build_cubins.output.builds,
+        cubins=rules.build_cubins.output.cubins,
+    output:
+        sass=f"{WORK}/build/sass.json",
+    log:
+        f"{WORK}/logs/check_sass.log",
+    benchmark:
+        f"{WORK}/benchmarks/check_sass.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=1000,
+    message:
+        "Checking the instructions that the kernels promise"
+    script:
+        "../scripts/check_sass.py"
+
+
+rule occupancy:
+    input:
+        builds=rules.build_cubins.output.builds,
+        protocol="prereg/protocol.json",
+    output:
+        table=f"{WORK}/build/occupancy.csv",
+    log:
+        f"{WORK}/logs/occupancy.log",
+    benchmark:
+        f"{WORK}/benchmarks/occupancy.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=1000,
+    message:
+        "Computing the occupancy table"
+    script:
+        "../scripts/occupancy.py"

@@ -1,0 +1,38 @@
+# What several stages use. No rules here.
+
+WORK = ".work"
+
+
+def repository_files(pattern):
+    """Files that match a glob, relative to the repository, sorted."""
+    return sorted(str(p.relative_to(REPO)) for p in REPO.glob(pattern) if p.is_file())
+
+
+# A change of these reruns what depends on them, by content and not by time: a fresh clone has all its files new.
+# Recorded campaigns depend on neither.
+KERNEL_DIGEST = select.kernels_digest(REPO)
+LAB_DIGEST = files.digest(
+    REPO,
+    [
+        "workflow/lab/**/*.py",
+        "workflow/lab/templates/*",
+        "workflow/schemas/*",
+        "kernels/qgemm_mx/*.py",
+    ],
+)
+
+REPLAYED_FILES = repository_files(f"{select.CAMPAIGNS}/{R0.campaign}/*") if R0.campaign else []
+PREREG_FILES = repository_files("prereg/**/*")
+
+
+def measured_rung(rung):
+    """Input function of a rung's target: nothing, or a plain error that says what the rung still lacks."""
+
+    def check(wildcards):
+        about_to = rung == "R0" and R0.action == "measure"
+        lacking = None if about_to else rungs.not_measured(rung, REPO)
+        if lacking:
+            raise WorkflowError(lacking)
+        return []
+
+    return check

@@ -1,0 +1,53 @@
+# Which campaign R0 is read from: a new one measured here, or a recorded one. The choice is made in the Snakefile.
+# Neither rule has an output under data/: measuring adds a campaign folder there once, and Snakemake never owns it.
+
+if R0.action == "measure":
+
+    rule measure_r0:
+        input:
+            builds=rules.build_cubins.output.builds,
+            cubins=rules.build_cubins.output.cubins,
+            sass=rules.check_sass.output.sass,
+            protocol="prereg/protocol.json",
+            shapes="prereg/shapes.json",
+        output:
+            pointer=f"{WORK}/r0/campaign.json",
+        log:
+            f"{WORK}/logs/measure_r0.log",
+        benchmark:
+            f"{WORK}/benchmarks/measure_r0.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            gpu=1,
+            mem_mb=16000,
+        params:
+            # Never the same twice: when measuring was decided, an older pointer is no reason not to.
+            request=time.time_ns(),
+            cubin_dir=f"{WORK}/build/{R0.architecture}",
+        message:
+            "Measuring R0 (about 9 minutes on an H200; Ctrl-C keeps what was taken)"
+        script:
+            "../scripts/measure_r0.py"
+
+else:
+
+    rule select_r0:
+        input:
+            campaign=REPLAYED_FILES,
+        output:
+            pointer=f"{WORK}/r0/campaign.json",
+        log:
+            f"{WORK}/logs/select_r0.log",
+        benchmark:
+            f"{WORK}/benchmarks/select_r0.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=500,
+        params:
+            campaign=R0.campaign,
+        message:
+            "Replaying {params.campaign}"
+        script:
+            "../scripts/select_r0.py"

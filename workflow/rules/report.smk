@@ -1,0 +1,74 @@
+# From tables to pictures and the page.
+
+
+rule figures:
+    input:
+        cells=rules.cells.output.cells,
+        verdicts=rules.verdicts.output.verdicts,
+        claims=rules.verdicts.output.claims,
+        pointers=POINTERS,
+        shapes="prereg/shapes.json",
+    output:
+        figures=directory("reports/figures"),
+    log:
+        f"{WORK}/logs/figures.log",
+    benchmark:
+        f"{WORK}/benchmarks/figures.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        lab=LAB_DIGEST,
+    message:
+        "Drawing the figures"
+    script:
+        "../scripts/figures.py"
+
+
+rule report:
+    input:
+        cells=rules.cells.output.cells,
+        verdicts=rules.verdicts.output.verdicts,
+        claims=rules.verdicts.output.claims,
+        scores=rules.verdicts.output.scores,
+        integrity=rules.verdicts.output.integrity,
+        figures=rules.figures.output.figures,
+        pointers=POINTERS,
+        builds=rules.build_cubins.output.builds,
+        sass=rules.check_sass.output.sass,
+        occupancy=rules.occupancy.output.table,
+        shapes="prereg/shapes.json",
+    output:
+        html="reports/index.html",
+    log:
+        f"{WORK}/logs/report.log",
+    benchmark:
+        f"{WORK}/benchmarks/report.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        lab=LAB_DIGEST,
+    message:
+        "Rendering {output.html}"
+    script:
+        "../scripts/report.py"
+
+
+# Not part of the report: README.md is written by people, and only its marked blocks are filled from the tables.
+rule readme:
+    input:
+        cells=rules.cells.output.cells,
+        verdicts=rules.verdicts.output.verdicts,
+    log:
+        f"{WORK}/logs/readme.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=500,
+    message:
+        "Filling the numbers of README.md"
+    script:
+        "../scripts/readme.py"

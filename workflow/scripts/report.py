@@ -1,0 +1,32 @@
+"""Render reports/index.html: one page that carries everything it shows."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from lab import cells, replay, report, rungs
+from lab.files import read_json
+from lab.script import logged
+
+with logged(snakemake.log[0]) as log:
+    drawn = Path(snakemake.input.figures)
+    sass = {(s["name"], s["architecture"]): s["entries"] for s in read_json(snakemake.input.sass)}
+    builds = read_json(snakemake.input.builds)
+    report.render(
+        snakemake.output.html,
+        verdicts=pd.read_csv(snakemake.input.verdicts),
+        cells=cells.read(snakemake.input.cells),
+        claims=read_json(snakemake.input.claims),
+        campaigns=[replay.described(c) for c in replay.chosen_campaigns(snakemake.input.pointers)],
+        occupancy=pd.read_csv(snakemake.input.occupancy),
+        builds=[build | {"sass": sass[build["name"], build["architecture"]]} for build in builds],
+        scores=read_json(snakemake.input.scores),
+        integrity=read_json(snakemake.input.integrity),
+        shapes=read_json(snakemake.input.shapes)["shapes"],
+        figures={
+            path.relative_to(drawn).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+            for path in sorted(drawn.rglob("*.svg"))
+        },
+        missing={rung.id: rungs.missing(rung.id, ".") for rung in rungs.RUNGS},
+    )
+    log(f"{Path(snakemake.output.html).stat().st_size} bytes")
