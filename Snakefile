@@ -15,8 +15,8 @@ min_version("9.20")
 REPO = Path(workflow.basedir)
 SOURCES = [str(REPO / "kernels"), str(REPO / "workflow")]
 sys.path[:0] = SOURCES
-# The scripts run in processes of their own and find `qgemm_mx` and `lab` the same way.
-os.environ.update(PYTHONPATH=os.pathsep.join(SOURCES))
+# The scripts run in processes of their own and find `qgemm_mx` and `lab` the same way, before anything the user has there.
+os.environ["PYTHONPATH"] = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 from lab import files, rungs, select
 
