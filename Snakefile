@@ -2,11 +2,11 @@
 # Targets: report (default), audit, build, all, r0_instrument, r1_decomposition, r2_kernel, r3_moe_dsl,
 #          pack_campaign, import_campaign, readme.   The README says what each does.
 
-import os
 import sys
 import time
 from pathlib import Path
 
+import yaml
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version, validate
 
@@ -15,10 +15,19 @@ min_version("9.20")
 REPO = Path(workflow.basedir)
 SOURCES = [str(REPO / "kernels"), str(REPO / "workflow")]
 sys.path[:0] = SOURCES
-# The scripts run in processes of their own and find `qgemm_mx` and `lab` the same way, before anything the user has there.
-os.environ["PYTHONPATH"] = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 from lab import files, rungs, select
+from lab.script import prepend_python_path
+
+# The scripts run in processes of their own and find `qgemm_mx` and `lab` there too, before anything of the user's.
+prepend_python_path(SOURCES)
+
+
+# Snakemake finds a default profile only beside the Snakefile, where this project has none: the resource limits of ours are
+# applied here, so that a plain `snakemake` never lets two measurements share a device. --resources on the command line wins.
+PROFILE = yaml.safe_load((REPO / "workflow/profiles/default/config.yaml").read_text())
+for name, limit in (text.split("=") for text in PROFILE["resources"]):
+    workflow.resource_settings.resources.setdefault(name, int(limit))
 
 
 configfile: "workflow/config.yaml"
@@ -32,6 +41,8 @@ except select.SelectError as error:
     raise WorkflowError(str(error)) from None
 if workflow.is_main_process:
     print(R0.say, file=sys.stderr)
+    for folder in select.unreadable(REPO):
+        print(f"{folder} cannot be read and is left out: see the audit", file=sys.stderr)
 
 
 include: "workflow/rules/common.smk"

@@ -99,14 +99,18 @@ class Checkout:
 def new_checkout(
     repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Checkout]:
-    """Make a copy of the repository, with the cubins that were compiled here: the build checks them by hash."""
+    """Make a copy of the repository, with the cubins that were compiled here (the build checks their hashes).
+
+    Without campaigns it has no report either.
+    """
     cubins = repository / ".work" / "cache" / "cubins"
 
     def make(*, campaigns: bool = True) -> Checkout:
         root = tmp_path_factory.mktemp("checkout") / "qgemm-mx"
         shutil.copytree(repository, root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         if not campaigns:
-            shutil.rmtree(root / "data" / "campaigns", ignore_errors=True)
+            for folder in ("data/campaigns", "reports"):
+                shutil.rmtree(root / folder, ignore_errors=True)
         if cubins.is_dir():
             shutil.copytree(cubins, root / ".work" / "cache" / "cubins")
         return Checkout(root)
@@ -119,7 +123,7 @@ def checkout(new_checkout: Callable[..., Checkout]) -> Checkout:
     """A copy whose only campaign is made up, with a history in which the freeze comes before it and the kernels."""
     made = new_checkout(campaigns=False)
     made.git("init", "-q")
-    made.git("add", ".", ":!kernels/qgemm_mx/cuda", ":!reports")
+    made.git("add", ".", ":!kernels/qgemm_mx/cuda")
     made.git("commit", "-q", "-m", "freeze")
     made.record()
     made.git("add", "kernels", "data")

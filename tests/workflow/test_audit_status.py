@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from lab import audit, judgement, select
 
 AUDIT = ("--cores", "1", "audit", "--config", "measure=never")
 
@@ -65,6 +68,12 @@ def test_an_edited_campaign_is_tampered(checkout) -> None:
         assert_status(checkout, 3, "TAMPERED", path.parent.name)
 
 
+def test_a_campaign_that_cannot_be_read_is_tampered(checkout) -> None:
+    (path,) = (checkout.root / "data" / "campaigns").glob("*/campaign.json")
+    with edited(path, b"{", b"["):
+        assert_status(checkout, 3, "TAMPERED", path.parent.name)
+
+
 def test_an_edited_table_is_invalid(checkout) -> None:
     checkout.ok("reports/verdicts.csv", "--cores", "1", "--config", "measure=never")
     path = checkout.root / "reports" / "verdicts.csv"
@@ -85,9 +94,6 @@ def test_missing_history_is_unverifiable(checkout) -> None:
 
 
 def test_the_committed_repository_audits_ok(repository: Path) -> None:
-    import subprocess
-
-    from lab import audit, records
 
     state = subprocess.run(
         ["git", "-C", repository, "status", "--porcelain"], capture_output=True, text=True
@@ -95,6 +101,9 @@ def test_the_committed_repository_audits_ok(repository: Path) -> None:
     shallow = (repository / ".git" / "shallow").exists()
     if state.returncode or state.stdout or shallow or not (repository / ".git").exists():
         pytest.skip("not a clean, full clone")
-    found = audit.examine(repository, records.list_campaigns(repository / "data"))
-    result = audit.audit(repository, found)
+    newest = [
+        repository / select.CAMPAIGNS / c.id for c in select.recorded_campaigns(repository, "R0")
+    ]
+    found = judgement.judge(repository, newest[-1:])
+    result = audit.audit(repository, found, shown=repository / "reports" / "verdicts.csv")
     assert result.status == "OK", [str(problem) for problem in result.problems]

@@ -32,7 +32,7 @@ def test_default_target_is_the_report(checkout) -> None:
         ("all", {"report", "occupancy"}),
         ("build", {"build_cubins", "check_sass", "occupancy"}),
         ("r0_instrument", {"select_r0", "cells", "check_sass"}),
-        ("audit", {"verdicts", "audit"}),
+        ("audit", {"audit"}),
     ],
 )
 def test_targets(checkout, target: str, some: set[str]) -> None:
@@ -45,11 +45,18 @@ def test_building_does_not_judge(checkout) -> None:
     assert not planned(done.stdout + done.stderr) & {"verdicts", "report", "audit"}
 
 
-def test_the_profile_is_picked_up(checkout) -> None:
-    done = checkout.ok("-n", "--forceall")
-    assert "workflow specific profile profiles/default" in done.stderr
-    assert (checkout.root / "profiles" / "default" / "config.yaml").is_file()
-    assert (checkout.root / "profiles").resolve() == checkout.root / "workflow" / "profiles"
+def test_two_measurements_never_share_a_device(checkout) -> None:
+    """The default profile's limit holds in a plain run; the command line's wins."""
+    plain = checkout.ok("--cores", "2", "--force", "cells", "--config", "measure=never")
+    assert re.search(r"Provided resources: gpu=\D*1\b", plain.stderr)
+    wider = checkout.ok(
+        "--cores", "2", "--resources", "gpu=2", "--force", "cells", "--config", "measure=never"
+    )
+    assert re.search(r"Provided resources: gpu=\D*2\b", wider.stderr)
+
+
+def test_the_profile_can_be_named(checkout) -> None:
+    checkout.ok("-n", "--forceall", "--workflow-profile", "workflow/profiles/default")
 
 
 @pytest.mark.parametrize("rung", rungs.RUNGS[1:], ids=lambda r: r.id)

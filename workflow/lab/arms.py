@@ -189,6 +189,10 @@ class StreamArm:
         ]
 
 
+#: A candidate whose single call takes this many times the fastest's is not timed further: it cannot be the fastest.
+SCREEN_FACTOR = 2.0
+
+
 def pick_fastest(
     timer: Timer,
     candidates: list[tuple[str, Callable[[int], None]]],
@@ -198,14 +202,17 @@ def pick_fastest(
 ) -> tuple[int, list[float]]:
     """Index of the candidate with the smallest median cold slope, and all medians in microseconds.
 
-    Each candidate runs once before it is timed, so that no module load falls into a leg.
+    Single calls screen the candidates first, because a heuristic's answer for another M can be twenty times slower than
+    the best and would take most of the tuning's time; the median of a screened candidate is its single call.
     """
+    singles = [timer.single_call(launch, copies) for _, launch in candidates]
     medians = []
-    for _, launch in candidates:
+    for (_, launch), single in zip(candidates, singles, strict=True):
+        if single > SCREEN_FACTOR * min(singles):
+            medians.append(single)
+            continue
         graph_n = timer.capture(launch, copies, nodes)
         graph_2n = timer.capture(launch, copies, 2 * nodes)
-        with timer.stream:
-            launch(0)
         taken = [timer.graph_leg(graph_n, graph_2n, nodes, warm=False).time_us for _ in range(legs)]
         medians.append(float(np.median(taken)))
     return int(np.argmin(medians)), medians

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 Log = Callable[[str], None]
+
+
+def prepend_python_path(folders: Iterable[str]) -> None:
+    """Have processes started from here look for modules in `folders` first, then where PYTHONPATH says."""
+    found = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(found)
 
 
 @contextlib.contextmanager
@@ -28,6 +35,10 @@ def logged(path: str | Path, terminal: bool = False) -> Iterator[Log]:
 
         try:
             yield log
+        except KeyboardInterrupt:
+            print("interrupted", file=file)
+            print("interrupted: the same command goes on from here", file=sys.stderr, flush=True)
+            raise SystemExit(130) from None
         except Exception as error:
             traceback.print_exc(file=file)
             print(f"{type(error).__name__}: {error}\n(log: {path})", file=sys.stderr, flush=True)

@@ -62,6 +62,7 @@ class Recorded:
 
     id: str
     rung: str
+    kind: str
     created_utc: str
     device_name: str
     device_uuid: str
@@ -114,23 +115,36 @@ def plan(
 
 
 def recorded_campaigns(repo: str | Path, rung: str | None = None) -> list[Recorded]:
-    """Recorded campaigns of a rung (None: of all), pilots left out, oldest first."""
-    found = []
-    for path in sorted(Path(repo, CAMPAIGNS).glob("*/campaign.json")):
-        campaign = files.read_json(path)
-        if campaign["kind"] != "campaign" or rung not in (None, campaign["rung"]):
-            continue
-        found.append(
-            Recorded(
-                id=path.parent.name,
-                rung=campaign["rung"],
-                created_utc=campaign["created_utc"],
-                device_name=campaign["device"]["name"],
-                device_uuid=campaign["device"]["uuid"],
-                kernels_digest=campaign["source"].get("kernels_digest"),
-            )
+    """Recorded campaigns of a rung (None: of all), oldest first, without pilots and without `unreadable` ones."""
+    found = [recorded for folder in _folders(repo) if (recorded := _read(folder)) is not None]
+    wanted = [c for c in found if c.kind == "campaign" and rung in (None, c.rung)]
+    return sorted(wanted, key=lambda c: (c.created_utc, c.id))
+
+
+def unreadable(repo: str | Path) -> list[str]:
+    """Folders of data/campaigns that are no readable campaign; the audit says what is wrong with them."""
+    return [folder.name for folder in _folders(repo) if _read(folder) is None]
+
+
+def _folders(repo: str | Path) -> list[Path]:
+    # Names with a dot are campaigns that are being written or imported.
+    return sorted(p for p in Path(repo, CAMPAIGNS).glob("*/") if p.is_dir() and p.name[0] != ".")
+
+
+def _read(folder: Path) -> Recorded | None:
+    try:
+        campaign = files.read_json(folder / "campaign.json")
+        return Recorded(
+            id=folder.name,
+            rung=campaign["rung"],
+            kind=campaign["kind"],
+            created_utc=campaign["created_utc"],
+            device_name=campaign["device"]["name"],
+            device_uuid=campaign["device"]["uuid"],
+            kernels_digest=campaign["source"].get("kernels_digest"),
         )
-    return sorted(found, key=lambda c: (c.created_utc, c.id))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def kernels_digest(repo: str | Path) -> str:
