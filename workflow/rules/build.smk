@@ -10,6 +10,7 @@ rule build:
 
 rule build_cubins:
     input:
+        without_a_flag,
         sources=repository_files("kernels/qgemm_mx/cuda/*"),
     output:
         builds=f"{WORK}/build/builds.json",

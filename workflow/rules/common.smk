@@ -25,6 +25,16 @@ REPLAYED_FILES = repository_files(f"{select.CAMPAIGNS}/{R0.campaign}/*") if R0.c
 PREREG_FILES = repository_files("prereg/**/*")
 
 
+def without_a_flag(wildcards):
+    """Input function of the first rules: no input, but a run that was stopped goes on with the same command.
+
+    What a stopped job had begun is made again, as --rerun-incomplete does. Snakemake holds that in the settings of the
+    DAG, which do not exist before its rules are resolved; so it is set where the first of them are.
+    """
+    workflow.dag_settings.force_incomplete = True
+    return []
+
+
 def measured_rung(rung):
     """Input function of a rung's target: nothing, or a plain error that says what the rung still lacks."""
 

@@ -5,6 +5,7 @@ if R0.action == "measure":
 
     rule measure_r0:
         input:
+            without_a_flag,
             builds=rules.build_cubins.output.builds,
             cubins=rules.build_cubins.output.cubins,
             sass=rules.check_sass.output.sass,
@@ -34,6 +35,7 @@ else:
 
     rule select_r0:
         input:
+            without_a_flag,
             campaign=REPLAYED_FILES,
         output:
             pointer=f"{WORK}/r0/campaign.json",

@@ -1,0 +1,74 @@
+"""Launch shapes of the stream, and the operands' tables, without a device."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from lab import arms, operands
+from qgemm_mx import formats
+
+
+@pytest.fixture(scope="module")
+def protocol(repository) -> dict:
+    return json.loads((repository / "prereg/protocol.json").read_text())
+
+
+@pytest.mark.parametrize("size", [16, 2_228_224, 939_524_096])
+def test_stream_shapes_cover_the_frozen_grid_and_fit_the_device(protocol, size) -> None:
+    shapes = list(arms.stream_shapes(protocol, size, 132))
+    assert len({s.describe() for s in shapes}) <= len(shapes) == 50
+    assert {s.style for s in shapes} == set(protocol["stream"]["styles"])
+    for shape in shapes:
+        assert shape.grid >= 1 and shape.threads <= 1024
+        assert shape.smem_bytes <= 227 * 1024
+        if shape.style != "bulk":
+            assert shape.grid <= max(1, -(-size // 16))
+
+
+def test_bytes_in_flight_of_a_bulk_ring_stay_at_the_frozen_number(protocol) -> None:
+    allowed = set(protocol["stream"]["bulk"]["bytes_in_flight_per_sm"])
+    for shape in arms.stream_shapes(protocol, 1 << 30, 132):
+        if shape.style == "bulk":
+            in_flight = shape.stages * shape.chunk_bytes * (shape.grid // 132)
+            assert any(
+                in_flight <= a < in_flight + shape.chunk_bytes * (shape.grid // 132)
+                for a in allowed
+            )
+
+
+@pytest.mark.parametrize("fmt", formats.FORMATS)
+def test_random_weights_use_many_codes_and_no_special_ones(fmt) -> None:
+    pairs = operands.nibble_pair_table(fmt)
+    assert len(pairs) == 256 and len(np.unique(pairs)) > 60
+    spec = formats.FORMATS[fmt]
+    if spec.scale == "bf16":
+        scales = operands.int4_scale_table().view(ml_dtypes.bfloat16).astype(np.float64)
+    else:
+        scales = operands.scale_table(fmt)[operands.scale_code_table(fmt)]
+    assert np.isfinite(scales).all() and (scales > 0).all()
+    assert 3 < scales.max() / scales.min() < 2**12
+
+
+@pytest.mark.parametrize("fmt", formats.FORMATS)
+def test_decoding_tables_agree_with_the_package(fmt) -> None:
+    codes = np.arange(16)
+    ours = operands.element_table(fmt)
+    assert np.array_equal(ours, formats.FORMATS[fmt].element_values[codes].astype(np.float64))
+    if formats.FORMATS[fmt].scale != "bf16":
+        theirs = formats.decode_scales(fmt, np.arange(256, dtype=np.uint8)).astype(np.float64)
+        assert np.array_equal(operands.scale_table(fmt), theirs, equal_nan=True)
+
+
+def test_quantiles_have_the_asked_moments() -> None:
+    values = operands.normal_quantiles(65536, 0.02)
+    assert abs(values.mean()) < 1e-9 and values.std() == pytest.approx(0.02, rel=1e-3)
+    fp8 = operands.fp8_table(0.02, 2.0**-12).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    assert np.isfinite(fp8).all() and (fp8 * 2.0**-12).std() == pytest.approx(0.02, rel=0.03)
+
+
+def test_alignment() -> None:
+    assert [operands.align(n) for n in (1, 256, 257)] == [256, 256, 512]
