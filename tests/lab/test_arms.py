@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -72,3 +73,37 @@ def test_quantiles_have_the_asked_moments() -> None:
 
 def test_alignment() -> None:
     assert [operands.align(n) for n in (1, 256, 257)] == [256, 256, 512]
+
+
+class ScreeningTimer:
+    """A timer whose candidates have known times; it counts the legs that each is given."""
+
+    def __init__(self, times: dict) -> None:
+        self.times = times
+        self.legs = dict.fromkeys(times, 0)
+
+    def single_call(self, launch) -> float:
+        return self.times[launch]
+
+    def capture(self, launch, copies, nodes):
+        return launch
+
+    def graph_leg(self, graph_n, graph_2n, nodes, warm):
+        self.legs[graph_n] += 1
+        return SimpleNamespace(time_us=self.times[graph_n])
+
+
+@pytest.mark.parametrize(
+    ("times", "timed"),
+    [
+        ({"a": 10.0, "b": 9.0, "c": 17.0, "d": 90.0}, {"a", "b", "c"}),
+        ({"a": 1000.0, "b": 900.0, "c": 1200.0, "d": 20000.0}, {"a", "b"}),
+        ({"a": 5.0}, {"a"}),
+    ],
+)
+def test_slow_candidates_are_screened_and_the_fastest_is_found(times, timed) -> None:
+    timer = ScreeningTimer(times)
+    best, medians = arms.pick_fastest(timer, list(times), 2, 16, 2)
+    assert list(times)[best] == min(times, key=times.get)
+    assert medians == list(times.values())
+    assert {name for name, count in timer.legs.items() if count == 2} == timed

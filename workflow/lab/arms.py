@@ -189,26 +189,27 @@ class StreamArm:
         ]
 
 
-#: A candidate whose single call takes this many times the fastest's is not timed further: it cannot be the fastest.
+#: A candidate whose single call takes this many times the fastest's is not timed further. A short call is noisier.
 SCREEN_FACTOR = 2.0
+SCREEN_FACTOR_LONG = 1.25
+LONG_CALL_US = 200.0
 
 
 def pick_fastest(
-    timer: Timer,
-    candidates: list[tuple[str, Callable[[int], None]]],
-    copies: int,
-    nodes: int,
-    legs: int,
+    timer: Timer, launches: list[Callable[[int], None]], copies: int, nodes: int, legs: int
 ) -> tuple[int, list[float]]:
     """Index of the candidate with the smallest median cold slope, and all medians in microseconds.
 
-    Single calls screen the candidates first, because a heuristic's answer for another M can be twenty times slower than
-    the best and would take most of the tuning's time; the median of a screened candidate is its single call.
+    Single calls screen the candidates first, because a heuristic's answer for another M can be twenty times slower
+    than the best and would take most of the tuning's time; the median of a screened candidate is its single call. Constraint:
+    every candidate has run before, so that no module load falls into a timed call.
     """
-    singles = [timer.single_call(launch, copies) for _, launch in candidates]
+    singles = [timer.single_call(launch) for launch in launches]
+    least = min(singles)
+    factor = SCREEN_FACTOR_LONG if least > LONG_CALL_US else SCREEN_FACTOR
     medians = []
-    for (_, launch), single in zip(candidates, singles, strict=True):
-        if single > SCREEN_FACTOR * min(singles):
+    for launch, single in zip(launches, singles, strict=True):
+        if single > factor * least:
             medians.append(single)
             continue
         graph_n = timer.capture(launch, copies, nodes)
@@ -222,14 +223,29 @@ def tune_stream(
     timer: Timer, modules: Any, weights: WeightCopies, protocol: dict, sm_count: int
 ) -> StreamArm:
     """The fastest launch shape of the frozen grid for these bytes, measured cold."""
+    nodes = nodes_for(weights.copies, protocol["graph"]["min_nodes"])
+    return fastest_stream(timer, modules, weights, protocol, sm_count, nodes, legs=3)
+
+
+def fastest_stream(
+    timer: Timer,
+    modules: Any,
+    weights: WeightCopies,
+    protocol: dict,
+    sm_count: int,
+    nodes: int,
+    legs: int,
+) -> StreamArm:
+    """As `tune_stream`, with the nodes and legs of a candidate given."""
     arms = [
         StreamArm(weights, modules, timer.stream, shape)
         for shape in stream_shapes(protocol, weights.copy_bytes, sm_count)
     ]
-    nodes = nodes_for(weights.copies, protocol["graph"]["min_nodes"])
-    best, _ = pick_fastest(
-        timer, [(a.shape.describe(), a.launch) for a in arms], weights.copies, nodes, 3
-    )
+    with timer.stream:
+        for arm in arms:
+            arm.launch(0)
+    timer.stream.synchronize()
+    best, _ = pick_fastest(timer, [a.launch for a in arms], weights.copies, nodes, legs)
     arms[best].tuning = {"candidates": len(arms), "chosen": arms[best].shape.describe()}
     return arms[best]
 
@@ -351,22 +367,13 @@ class CublasLtArm:
             nodes = frozen["tuning_nodes_large_m"]
         else:
             nodes = nodes_for(self.copies, self.protocol["graph"]["min_nodes"])
-        usable = []
-        for index, (_, launch) in enumerate(launches):
-            try:
-                launch(0)
-                self.stream.synchronize()
-                usable.append(index)
-            except (
-                Exception
-            ) as error:  # a candidate that the library refuses is recorded, not fatal
-                self._plan.refused.append(f"{launches[index][0]}: {error}")
+        usable = [index for index in range(len(launches)) if self._runs(*launches[index])]
         if not usable:
             refused = "; ".join(self._plan.refused[:3])
             raise RuntimeError(
                 f"cuBLASLt ran none of its candidates for M={self.m}, N={w.n}, K={w.k}: {refused}"
             )
-        best, medians = pick_fastest(timer, [launches[i] for i in usable], self.copies, nodes, 2)
+        best, medians = pick_fastest(timer, [launches[i][1] for i in usable], self.copies, nodes, 2)
         self._plan.chosen = usable[best]
         self.tuning = {
             "candidates": len(usable),
@@ -374,6 +381,16 @@ class CublasLtArm:
             "heuristic_first_over_best": medians[0] / medians[best],
         }
         self.launch = launches[usable[best]][1]
+
+    def _runs(self, name: str, launch: Callable[[int], None]) -> bool:
+        """Whether a candidate runs; one that the library refuses is noted, not fatal."""
+        try:
+            launch(0)
+            self.stream.synchronize()
+        except Exception as error:
+            self._plan.refused.append(f"{name}: {error}")
+            return False
+        return True
 
     def _launcher(self, candidate: Any) -> Callable[[int], None]:
         pointers = [self.weights.pointer(copy) for copy in range(self.copies)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lab import statistics
-from lab.arms import CublasLtArm, StreamArm, pick_fastest, stream_shapes, tune_stream
+from lab.arms import CublasLtArm, StreamArm, fastest_stream, tune_stream
 from lab.operands import decode_activations, make_activations, make_weights
 from lab.timing import Timer
 from qgemm_mx.formats import FORMATS, bytes_per_weight
@@ -117,13 +117,9 @@ def _read_bandwidth(
 ) -> dict[str, Any]:
     size = protocol["stream"]["asymptote_bytes"]
     weights = make_weights(random, "bf16", size // (2 * 8192), 8192, 2)
-    arms = [
-        StreamArm(weights, modules, timer.stream, s)
-        for s in stream_shapes(protocol, size, sm_count)
-    ]
-    best, _ = pick_fastest(timer, [(a.shape.describe(), a.launch) for a in arms], 2, 4, 1)
-    times = legs(timer, arms[best].launch, 2, 4)
-    how = f"read-only stream of {size} bytes, {arms[best].shape.describe()}"
+    arm = fastest_stream(timer, modules, weights, protocol, sm_count, nodes=4, legs=1)
+    times = legs(timer, arm.launch, 2, 4)
+    how = f"read-only stream of {size} bytes, {arm.shape.describe()}"
     found = {"read_bandwidth_tbps": constant(times, lambda t: size / t / 1e6, "TB/s", how)}
 
     small = make_weights(random, "bf16", *L2_PROBE, 12)

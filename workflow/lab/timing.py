@@ -91,19 +91,16 @@ class Timer:
         with self.stream:
             self._delay_kernel((1,), (1,), (np.uint64(nanoseconds),))
 
-    def single_call(self, launch: Callable[[int], None], copies: int) -> float:
-        """Microseconds of one queued call, the lesser of two after a first: to screen, never to report."""
+    def single_call(self, launch: Callable[[int], None]) -> float:
+        """Microseconds of one queued call with weight copy 1: to screen candidates, never to report."""
         first, _, last = self._events
-        taken = []
-        for call in range(3):
-            self.delay(DELAY_NS)
-            with self.stream:
-                first.record(self.stream)
-                launch(call % copies)
-                last.record(self.stream)
-            last.synchronize()
-            taken.append(1000.0 * self._cp.cuda.get_elapsed_time(first, last))
-        return min(taken[1:])
+        self.delay(DELAY_NS)
+        with self.stream:
+            first.record(self.stream)
+            launch(1)
+            last.record(self.stream)
+        last.synchronize()
+        return 1000.0 * self._cp.cuda.get_elapsed_time(first, last)
 
     def graph_leg(self, graph_n: Any, graph_2n: Any, nodes: int, warm: bool) -> Leg:
         """Slope and intercept from one replay of each graph; `warm` replays graph_n once before, untimed (hot)."""
