@@ -201,8 +201,8 @@ def pick_fastest(
     """Index of the candidate with the smallest median cold slope, and all medians in microseconds.
 
     Single calls screen the candidates first, because a heuristic's answer for another M can be twenty times slower
-    than the best and would take most of the tuning's time; the median of a screened candidate is its single call. Constraint:
-    every candidate has run before, so that no module load falls into a timed call.
+    than the best and would take most of the tuning's time; the median of a screened candidate is its single call.
+    Constraint: every candidate has run before, so that no module load falls into a timed call.
     """
     singles = [timer.single_call(launch) for launch in launches]
     least = min(singles)
