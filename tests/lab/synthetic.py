@@ -248,6 +248,9 @@ def campaigns() -> list[dict]:
             "seed": 20260101,
             "cubins": [],
             "constants": {
+                "launch_floor_grid1056_us": constant | {"value": 2.2, "unit": "us"},
+                "launch_floor_stream_int4_g128_kv_gqa_us": constant | {"value": 1.6, "unit": "us"},
+                "launch_loop_us": constant | {"value": 6.1, "unit": "us"},
                 "read_bandwidth_tbps": constant
                 | {"value": 4.3, "unit": "TB/s", "ci_low": 4.28, "ci_high": 4.31},
                 "bf16_peak_tflops": constant | {"value": 720.0, "unit": "TFLOP/s"},
@@ -272,8 +275,25 @@ def campaigns() -> list[dict]:
                 for fmt in ("mxfp4", "nvfp4")
                 for name in ("probe_one_hot", "random_fp64", "poison")
                 for m in (1, 2)
+            ]
+            + [
+                {
+                    "kernel": "reference",
+                    "format": "mxfp4",
+                    "shape": "probe_7x256",
+                    "N": 7,
+                    "K": 256,
+                    "M": 33,
+                    "name": name,
+                    "passed": True,
+                    "measured": 0.0,
+                    "limit": 0.0,
+                    "detail": "made up",
+                }
+                for name in ("decode_bits", "all_codes")
             ],
-            "attempts": [
+            "attempts": [attempt("occupancy", "ok", None, 0, 0.01, (None,) * 7)]
+            + [
                 attempt(
                     "time",
                     "ok",
@@ -294,13 +314,48 @@ def campaigns() -> list[dict]:
                     (None,) * 7,
                 )
             ],
-            "counters": [],
+            "counters": [
+                {
+                    "kernel": "stream_read",
+                    "format": "mxfp4",
+                    "shape": shape,
+                    "N": n,
+                    "K": k,
+                    "M": 1,
+                    "regime": "cold_loop",
+                    "metric": metric,
+                    "unit": unit,
+                    "value": value * (n * k * 0.53125 if unit == "bytes" else 1.0),
+                    "tool": "made up",
+                }
+                for shape, n, k, value in (
+                    ("q_o_proj", 4096, 4096, 1.0),
+                    ("gate_up", 14336, 4096, 0.95),
+                )
+                for metric, unit in (
+                    ("dram__bytes_read.sum", "bytes"),
+                    ("dram_bytes_over_weight_bytes", "ratio"),
+                )
+            ],
             "settings_untouched": True,
             "legs": {
                 "total": 4000,
                 "dropped": 16,
                 "extension": 40,
                 "reasons": {"thermal slowdown": 16},
+            },
+            "a_a": {
+                "kernel": "cublaslt_fp8",
+                "format": "fp8_e4m3",
+                "regime": "cold_graph",
+                "shape": "kv_gqa",
+                "M": 64,
+                "points": 126,
+                "differ": 7,
+                "low": 2,
+                "high": 11,
+                "median": 0.003,
+                "largest": 0.02,
             },
             "telemetry": {
                 "sm_clock_mhz": {"min": 1700, "median": 1905, "max": 1980},

@@ -206,6 +206,29 @@ def test_forest_escapes_names():
     assert any("r1.<b>&x" in t for t in texts(svg)) and "<b>" not in svg
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [(8000.0, 13000.0, {"8000", "10k", "12k"}), (0.9, 2.1, {"1", "1.2", "2"})],
+)
+def test_forest_axis_reads_in_plain_numbers(low, high, labels):
+    row = {"claim": "r0.x", "q05": low, "q25": low * 1.05, "q50": low * 1.1, "q75": low * 1.15}
+    row |= {"q95": high, "observed": low, "ci_low": low, "ci_high": high, "verdict": "HIT"}
+    shown = texts(figures.fig_forest(pd.DataFrame([row]), family="r0", unit="us"))
+    assert labels <= set(shown) and not any("e+" in t for t in shown)
+
+
+def test_a_title_keeps_its_distance_from_the_label_above(drawn):
+    svg = drawn["fig1_latency"]
+    at = re.findall(
+        r'<text[^>]*(?:y="([0-9.]+)"|translate\([0-9.]+ ([0-9.]+)\))[^>]*>([^<]+)<', svg
+    )
+    height = {text: max(float(y or t) for y, t, s in at if s == text) for _, _, text in at}
+    first_row = min(float(y or t) for y, t, s in at if s == "M (tokens)")
+    gap = height["down_proj: N=4096, K=14336"] - first_row
+    # Baseline to baseline, points: two lines of 9 pt text and at least half a line between them.
+    assert gap > 9.5 + 4.5 + 72 * figures.ROW_GAP / 2
+
+
 def test_natural_order():
     assert sorted(["m16", "m2", "m1", "a"], key=figures.natural) == ["a", "m1", "m2", "m16"]
 

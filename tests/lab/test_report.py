@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import recorded  # noqa: E402
 import synthetic  # noqa: E402
 
-from lab import figures, report  # noqa: E402
+from lab import figures, replay, report  # noqa: E402
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input", "col"}
 
@@ -240,6 +245,119 @@ def test_headline_numbers_follow_from_the_cells(tmp_path):
     assert facts == {"50 % of the floor", "2.50 ×", "1.00 ×"}
     cells["correctness"] = "failed"
     assert report._cell_facts(cells) == []
+
+
+def section(html: str, name: str) -> str:
+    return re.search(rf'<section id="{name}">.*?</section>', html, re.S).group()
+
+
+def test_the_instrument_is_put_to_the_test(html, bare):
+    answers = re.findall(r"<dd><b>(.*?)</b>", section(html, "sound"))
+    bf16 = synthetic.cells()
+    bf16 = bf16[(bf16["kernel"] == "cublaslt_bf16") & (bf16["regime"] == "cold_graph")]
+    large = [s["name"] for s in synthetic.SHAPES if s["set"] == "large"]
+    share = bf16.assign(share=100 * bf16["floor_us"] / bf16["time_us"])
+    share = share[share["shape"].isin(large) & (share["M"] <= 16)]
+    one = share[share["M"] == 1]["share"]
+    best = share.groupby("shape")["share"].max()
+    assert answers == [
+        "At 7 of 126 points.",
+        "0.950 to 1.00 bytes read for each byte of weight.",
+        f"cuBLASLt BF16 reaches {one.min():.0f} to {one.max():.0f} % of it at M = 1, and {best.min():.0f} to "
+        f"{best.max():.0f} % at its best M up to 16.",
+        "In 1 of 1 comparisons.",
+        "6 of 6 exact checks passed on the device.",
+        "4 of 4 comparisons with 64-bit arithmetic passed.",
+        "1.40 µs at least in a graph.",
+    ]
+    page = Page(html)
+    assert "2 to 11 of 126 (95 % range of the binomial). 7 lies in that range." in page.text
+    assert "By format: mxfp4: 4 of 4, nvfp4: 2 of 2." in page.text
+    assert "1.40 µs with 132 blocks, 2.20 µs with 1056 blocks" in page.text
+    assert "No campaign has been recorded yet that could answer" in section(bare, "sound")
+
+
+@pytest.mark.parametrize(
+    ("differ", "judged"),
+    [(12, "too narrow"), (1, "wider than need be"), (11, "lies in that range")],
+)
+def test_a_count_outside_the_binomial_range_is_said(differ, judged):
+    campaign = synthetic.campaigns()[0]
+    campaign["a_a"]["differ"] = differ
+    assert judged in report._twin_answer(None, campaign)["words"]
+
+
+def test_a_failed_comparison_with_the_driver_is_said():
+    failed = synthetic.attempt("occupancy", "failed", "stream_bulk: 3, not 4", 1, 0.1, (None,) * 7)
+    campaign = synthetic.campaigns()[0]
+    found = report._occupancy_answer(None, campaign | {"attempts": [failed, *campaign["attempts"]]})
+    assert found["short"] == "In 1 of 2 comparisons." and "stream_bulk: 3" in found["words"]
+
+
+def test_an_older_campaign_answers_what_the_newest_did_not_ask():
+    old = synthetic.campaigns()[0]
+    new = old | {"a_a": None, "counters": [], "constants": {}, "checks": [], "attempts": []}
+    kit = report._Tables(
+        {k: [k, "text", k] for k in ("kernel", "format", "shape", "dram_mb", "dram")}
+    )
+    found = report._sound(kit, synthetic.cells().iloc[:0], [old, new], synthetic.SHAPES)
+    assert len(found) == 6 and found[0]["short"] == "At 7 of 126 points."
+
+
+def twin_legs(points: int, blocks: int, shift: float) -> pd.DataFrame:
+    """Legs of an arm and its duplicate at many points; the duplicate takes exp(shift) as long, with block noise."""
+    parts = []
+    for m in range(1, points + 1):
+        legs = recorded.legs(m=m, blocks=blocks, seed=m)
+        noise = np.random.default_rng(m).normal(0, 0.01, len(legs))
+        twin = legs["arm"].str.endswith("#2")
+        factor = np.exp(noise + np.where(twin, shift, 0.0))
+        parts.append(legs.assign(time_us=legs["time_us"] * factor))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_twins_counts_false_positives():
+    sound = replay.twins(twin_legs(200, 8, 0.0))
+    assert sound["points"] == 200 and sound["low"] <= sound["differ"] <= sound["high"]
+    upto = np.cumsum([math.comb(200, k) * 0.05**k * 0.95 ** (200 - k) for k in range(201)])
+    assert (sound["low"], sound["high"]) == tuple(np.searchsorted(upto, [0.025, 0.975]))
+    assert sound["kernel"] == "cublaslt_fp8" and 0 < sound["median"] < sound["largest"] < 0.05
+    biased = replay.twins(twin_legs(40, 8, 0.03))
+    assert biased["differ"] > biased["high"] and abs(biased["median"] - 0.03) < 0.005
+
+
+def test_twins_need_a_duplicate_and_two_blocks():
+    legs = twin_legs(2, 3, 0.0)
+    assert replay.twins(legs[~legs["arm"].str.endswith("#2")]) is None
+    assert replay.twins(legs[legs["block"] == 0]) is None
+    dropped = legs.assign(dropped=(legs["M"] == 1) & (legs["block"] > 0))
+    assert replay.twins(dropped)["points"] == 1
+
+
+def test_constants_are_in_words_and_streams_stand_apart(html):
+    part = section(html, "constants")
+    page = Page(part)
+    assert "empty kernel in a graph, one block per multiprocessor" in page.text
+    assert "empty kernel launched as the int4_g128 stream of kv_gqa" in part.split("<details>")[1]
+    assert page.rows == [6, 1]
+    assert report._in_words("some_new_constant_us", []) == "some new constant us"
+
+
+def test_only_timed_kernels_of_the_measured_architecture_stand_open(tmp_path, drawn):
+    table = synthetic.occupancy()
+    cells = synthetic.cells(ms=[1], shapes=synthetic.SHAPES[:1])
+    table = pd.concat(
+        [table, table.assign(kernel="naive_dequant"), table.assign(kernel="reference")]
+    )
+    found = report._occupancy(report._Tables(report_columns()), table, cells)
+    assert [r["kernel"] for r in found["timed"]["rows"]] == ["naive_dequant"]
+    assert {r["arch"] for r in found["timed"]["rows"]} == {"sm_90a"}
+    assert len(found["rest"]["rows"]) == 5
+
+
+def report_columns() -> dict:
+    words = json.loads((report.TEMPLATES / "words.json").read_text(encoding="utf-8"))
+    return words["columns"]
 
 
 def test_regime_ratios(html):

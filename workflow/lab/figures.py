@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 HEADLINE_REGIME = "cold_graph"
+ROW_GAP = 0.24  # inches between the panels of one row and the next
 
 # The page replaces these three by its own ink, grid and paper, so they must not be used for data.
 INK, GRID, PAPER = "#1b1f24", "#d5d9df", "#ffffff"
@@ -137,6 +138,8 @@ def _canvas(columns: int, panels: int, panel_height: float) -> tuple[Figure, lis
     rows = math.ceil(panels / columns)
     width = 3.7 if columns == 1 else 3.47 * columns
     fig = Figure(figsize=(width, rows * panel_height + 0.9), layout="constrained", facecolor=PAPER)
+    # A title must stand nearer to its own panel than to the axis label above it.
+    fig.get_layout_engine().set(h_pad=ROW_GAP / 2)
     FigureCanvasSVG(fig)
     grid = fig.subplots(rows, columns, squeeze=False)
     axes = [ax for line in grid for ax in line]
@@ -154,17 +157,20 @@ def _house(ax: Axes) -> None:
 
 
 def _plain(value: float, _pos: int | None = None) -> str:
+    value = float(f"{value:.4g}")  # 1.2 times a power of ten is not exact
     if value >= 10000:
         return f"{value / 1000:g}k"
     return f"{value:g}"
 
 
 def _m_axis(ax: Axes, ms: Iterable[int]) -> None:
-    top = max(ms)
+    """Axis of M that spans all of `ms`, so that panels with fewer M can be compared by eye."""
+    low, top = min(ms), max(ms)
     ticks = [m for m in (1, 4, 16, 64, 256, 1024, 4096, 16384) if m <= top] or [top]
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlim(low / 1.5, top * 1.5)
     ax.set_xlabel("M (tokens)")
 
 
@@ -596,7 +602,7 @@ def _log_ticks(ax: Axes, low: float, high: float) -> None:
         if len(ticks) <= 7:
             break
     ax.set_xlim(low, high)
-    ax.set_xticks(ticks, [f"{t:.4g}" for t in ticks])
+    ax.set_xticks(ticks, [_plain(t) for t in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
 
 

@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lab import files, samples, select
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from lab import files, samples, select, statistics
 from lab.records import CAMPAIGN, SAMPLES, TELEMETRY
+from lab.rows import KEY_COLUMNS
 from qgemm_mx.formats import DENSE_BYTES, FORMATS, bytes_per_weight
 
 
@@ -23,7 +28,7 @@ def weight_sizes() -> dict[str, float]:
 
 
 def described(folder: str | Path) -> dict[str, Any]:
-    """campaign.json with its `id`, and summaries of its `legs` and its `telemetry`, as the report prints them."""
+    """campaign.json with its `id`, and what the report prints of its tables: `legs`, `telemetry`, `a_a`."""
     folder = Path(folder)
     legs = samples.read_table(folder / SAMPLES, samples.SAMPLES_SCHEMA)
     telemetry = samples.read_table(folder / TELEMETRY, samples.TELEMETRY_SCHEMA)
@@ -32,4 +37,41 @@ def described(folder: str | Path) -> dict[str, Any]:
         **files.read_json(folder / CAMPAIGN),
         "legs": samples.leg_summary(legs),
         "telemetry": samples.telemetry_summary(telemetry),
+        "a_a": twins(legs),
+    }
+
+
+def twins(legs: pd.DataFrame) -> dict[str, Any] | None:
+    """How often an arm seems to differ from its own A/A duplicate, over all points; None where no arm has one.
+
+    `points` compared by block-paired 95% intervals, `differ` of them exclude a ratio of 1, `low` and `high` the 95%
+    range of that number when each point errs independently with chance 5% (binomial), `median` and `largest`
+    |ratio - 1|, the latter of `shape` and `M`; `kernel`, `format` and `regime` name the arm.
+    """
+    blocks = samples.block_times(legs)
+    doubled = blocks[blocks["arm"].str.endswith(samples.DUPLICATE_SUFFIX)]
+    key = list(KEY_COLUMNS)
+    both = blocks[~blocks.index.isin(doubled.index)].merge(doubled, on=[*key, "block"])
+    found = []
+    for cell, pair in both.groupby(key, sort=True):
+        if len(pair) < 2:
+            continue
+        arm, twin = pair["log_time_x"], pair["log_time_y"]
+        off = abs(statistics.paired_log_ratio(arm, twin).value - 1)
+        found.append(
+            (off, bool(statistics.a_a_differs(arm, twin)), dict(zip(key, cell, strict=True)))
+        )
+    if not found:
+        return None
+    offs = [off for off, _, _ in found]
+    largest, _, cell = max(found, key=lambda row: row[0])
+    low, high = stats.binom.interval(1 - statistics.ALPHA, len(found), statistics.ALPHA)
+    return {
+        **{k: cell[k] for k in ("kernel", "format", "regime", "shape", "M")},
+        "points": len(found),
+        "differ": sum(differs for _, differs, _ in found),
+        "low": int(low),
+        "high": int(high),
+        "median": float(np.median(offs)),
+        "largest": float(largest),
     }
