@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from lab import cells, readme, select
+from lab import cells, files, readme, select
 
 
 def test_the_committed_readme_is_current(repository: Path) -> None:
@@ -84,3 +84,15 @@ def test_update_writes_only_when_something_changed(tmp_path: Path) -> None:
     tables = {"cells": synthetic.cells(ms=[1]), "verdicts": synthetic.verdicts()}
     assert readme.update(path, **tables)
     assert not readme.update(path, **tables)
+
+
+def test_the_minutes_of_the_recorded_campaign_are_its_attempts(repository: Path) -> None:
+    recorded = select.recorded_campaigns(repository, "R0")
+    if not recorded:
+        pytest.skip("no campaign is recorded yet")
+    campaign = files.read_json(repository / select.CAMPAIGNS / recorded[-1].id / "campaign.json")
+    minutes = round(sum(a["seconds"] or 0 for a in campaign["attempts"]) / 60)
+    assert (
+        f"the recorded one took {minutes} minutes of measuring"
+        in (repository / "README.md").read_text()
+    )
