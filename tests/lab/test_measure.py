@@ -168,7 +168,7 @@ def test_points_and_blocks_are_ordered_by_the_frozen_seed(protocol) -> None:
 def test_a_measuring_process_cannot_open_a_prediction(repository, path) -> None:
     def opening(file: str) -> subprocess.CompletedProcess[str]:
         program = (
-            "from lab import measure; measure.forbid_predictions();"
+            "from lab import bench, measure; bench.forbid_predictions();"
             f" print(len(open({str(repository / file)!r}).read()))"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

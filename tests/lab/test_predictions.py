@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lab import claims, predictions
+from lab import claim_builder, claims, predictions
 from lab.cost_model import CostModel, lognormal_quantiles, roofline_us, soft_maximum
 
 
@@ -31,7 +31,7 @@ def test_every_source_prediction_is_registered_with_its_provenance(repository) -
     for number in range(1, 8):
         rows = [c for c in found.values() if f".p{number}." in c.id]
         assert rows, f"P{number}"
-        assert all(c.provenance.registered == predictions.SOURCE_REGISTERED for c in rows)
+        assert all(c.provenance.registered == claim_builder.SOURCE_REGISTERED for c in rows)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import recorded  # noqa: E402
 import synthetic  # noqa: E402
 
-from lab import figures, replay, report  # noqa: E402
+from lab import figures, page, replay, report, soundness  # noqa: E402
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input", "col"}
 
@@ -297,10 +297,8 @@ def test_a_failed_comparison_with_the_driver_is_said():
 def test_an_older_campaign_answers_what_the_newest_did_not_ask():
     old = synthetic.campaigns()[0]
     new = old | {"a_a": None, "counters": [], "constants": {}, "checks": [], "attempts": []}
-    kit = report._Tables(
-        {k: [k, "text", k] for k in ("kernel", "format", "shape", "dram_mb", "dram")}
-    )
-    found = report._sound(kit, synthetic.cells().iloc[:0], [old, new], synthetic.SHAPES)
+    kit = page.Tables({k: [k, "text", k] for k in ("kernel", "format", "shape", "dram_mb", "dram")})
+    found = soundness.answers(kit, synthetic.cells().iloc[:0], [old, new], synthetic.SHAPES)
     assert len(found) == 6 and found[0]["short"] == "At 7 of 126 points."
 
 
@@ -349,7 +347,7 @@ def test_only_timed_kernels_of_the_measured_architecture_stand_open(tmp_path, dr
     table = pd.concat(
         [table, table.assign(kernel="naive_dequant"), table.assign(kernel="reference")]
     )
-    found = report._occupancy(report._Tables(report_columns()), table, cells)
+    found = report._occupancy(page.Tables(report_columns()), table, cells)
     assert [r["kernel"] for r in found["timed"]["rows"]] == ["naive_dequant"]
     assert {r["arch"] for r in found["timed"]["rows"]} == {"sm_90a"}
     assert len(found["rest"]["rows"]) == 5
@@ -381,7 +379,7 @@ def test_regime_ratios(html):
     + [(2e-6, "2.00e-06"), (-1.5, "-1.50"), (9.999, "10.0")],
 )
 def test_numbers(value, shown):
-    assert report.number(value) == shown
+    assert page.number(value) == shown
 
 
 def test_no_date_but_the_campaigns(html):

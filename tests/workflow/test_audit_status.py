@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import audit, judgement, select
+from lab import audit, select
 
 AUDIT = ("--cores", "1", "audit", "--config", "measure=never")
 
@@ -104,6 +104,6 @@ def test_the_committed_repository_audits_ok(repository: Path) -> None:
     newest = [
         repository / select.CAMPAIGNS / c.id for c in select.recorded_campaigns(repository, "R0")
     ]
-    found = judgement.judge(repository, newest[-1:])
+    found = audit.judge(repository, newest[-1:])
     result = audit.audit(repository, found, shown=repository / "reports" / "verdicts.csv")
     assert result.status == "OK", [str(problem) for problem in result.problems]

@@ -29,7 +29,7 @@ def folders(checkout) -> list[Path]:
 
 
 def judged_by(checkout, chosen: list[Path]) -> set[str]:
-    found = judgement.judge(checkout.root, chosen)
+    found = audit.judge(checkout.root, chosen)
     return {v.campaign for v in found.verdicts if v.campaign}
 
 
@@ -47,7 +47,7 @@ def test_nothing_chosen_still_judges_what_is_recorded(checkout, folders: list[Pa
 
 
 def test_json_for_the_report(checkout, folders: list[Path]) -> None:
-    found = judgement.judge(checkout.root, folders)
+    found = audit.judge(checkout.root, folders)
     (first,) = {p for p in (checkout.root / "prereg" / "claims").glob("r0.json")}
     rows = json.loads(first.read_text())["claims"]
     given = {c.id: judgement.claim_json(c) for c in found.claims}

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import records, registry, verdicts
+from lab import records, registry, select, verdicts
 from lab.claims import Claim
 from lab.registry import Git, Problem, Registered, Unverifiable
 from lab.verdicts import Evidence, Verdict
@@ -361,6 +361,25 @@ def lines(result: AuditResult) -> list[str]:
     return out
 
 
+# The device that the claims are about (prereg/): a campaign of another one gives cells and floors, but no verdict.
+CLAIMED_DEVICE = "NVIDIA H200"
+
+
+def judge(repo: str | Path, chosen: Iterable[str | Path]) -> Examination:
+    """Judge every claim of `repo/prereg` by the chosen campaigns; a claim that is not frozen ends as EXPLORATORY.
+
+    Where no chosen campaign is of the claimed device, the newest recorded R0 campaign that is stands in.
+    """
+    return examine(repo, _of_claimed_device(Path(repo), [Path(folder) for folder in chosen]))
+
+
+def _of_claimed_device(repo: Path, chosen: list[Path]) -> list[Path]:
+    recorded = [c for c in select.recorded_campaigns(repo) if c.device_name == CLAIMED_DEVICE]
+    ours = [folder for folder in chosen if folder.name in {c.id for c in recorded}]
+    stand_in = [repo / select.CAMPAIGNS / c.id for c in recorded if c.rung == "R0"]
+    return ours or stand_in[-1:]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; the exit status is that of the module's table."""
     parser = argparse.ArgumentParser(
@@ -379,13 +398,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--verdicts", type=Path, help="committed table to compare; default: reports/verdicts.csv"
     )
     options = parser.parse_args(arguments)
-    # The judging step completes the evidence and picks the claimed device; it is built on this module.
-    from lab import judgement
-
     repo = options.repo.resolve()
     campaigns = options.campaign or records.list_campaigns(repo / "data")
     shown = options.verdicts or repo / "reports" / "verdicts.csv"
-    result = audit(repo, judgement.judge(repo, campaigns), shown)
+    result = audit(repo, judge(repo, campaigns), shown)
     print("\n".join(lines(result)))
     return result.exit_code
 

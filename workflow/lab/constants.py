@@ -1,7 +1,7 @@
 """Device constants: launch floor, asymptotic read bandwidth, L2 bandwidth, compute ceilings, ridge.
 
-Each constant is {"value", "unit", "ci_low", "ci_high", "n", "how"}; the interval is a t interval over the logs of
-its legs.
+Each constant is {"value", "unit", "ci_low", "ci_high", "n", "how"}; the interval is a t interval over the logs of its
+legs.
 """
 
 from __future__ import annotations

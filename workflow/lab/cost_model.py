@@ -1,10 +1,9 @@
 """The cost model: what time a kernel should take on a device, as a few formulas of bytes, operations and constants.
 
-Formulas are versioned by their parameters: a version is a frozen file `prereg/cost_model_<version>.json`, and a
-claim names
-the version that yielded its number. Times in microseconds, bytes in bytes, bandwidth in TB/s (1 TB/s = 1e6 bytes/us),
-throughput in TFLOP/s (1 TFLOP/s = 1e6 FLOP/us). Only predictions are made from this module; nothing that measures
-reads it.
+Formulas are versioned by their parameters: a version is a frozen file `prereg/cost_model_<version>.json`, and a claim
+names the version that yielded its number. Times in microseconds, bytes in bytes, bandwidth in TB/s (1 TB/s = 1e6
+bytes/us), throughput in TFLOP/s (1 TFLOP/s = 1e6 FLOP/us). Only predictions are made from this module; nothing that
+measures reads it.
 """
 
 from __future__ import annotations

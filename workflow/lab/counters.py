@@ -1,8 +1,8 @@
-"""Profiler counters from a pass of their own, never from the timed run (METHOD 4): DRAM bytes prove that cold is cold.
+"""Profiler counters from a pass of their own, never from the timed run (METHOD 4): DRAM bytes prove that cold is
+cold.
 
 `take` runs this module under ncu. It replays the rotation of a few cells, call by call, with the same copies as the
-timed
-run; DRAM bytes a call over the weight's bytes must then be about one. Clocks and caches are left alone.
+timed run; DRAM bytes a call over the weight's bytes must then be about one. Clocks and caches are left alone.
 """
 
 from __future__ import annotations
@@ -132,18 +132,18 @@ def main(arguments: list[str]) -> int:
     """The profiled program: after a full rotation, `PROFILED_CALLS` calls of each case, cases separated by a marker."""
     import cupy as cp
 
-    from lab import measure
     from lab.arms import CublasLtArm, tune_stream
+    from lab.bench import Bench, forbid_predictions
     from lab.operands import decode_activations, make_activations, make_weights
     from qgemm_mx.formats import weight_bytes
 
     repo, cubin_dir = Path(arguments[0]), Path(arguments[1])
-    measure.forbid_predictions()
+    forbid_predictions()
     protocol = json.loads((repo / "prereg" / "protocol.json").read_text())
     shapes = {
         s["name"]: s for s in json.loads((repo / "prereg" / "shapes.json").read_text())["shapes"]
     }
-    bench = measure.Bench.open(protocol, cubin_dir, protocol["seed"])
+    bench = Bench.open(protocol, cubin_dir, protocol["seed"])
     marker = bench.modules["harness"].kernel(MARKER)
     for shape_name, kernel, fmt in CASES:
         n, k = shapes[shape_name]["N"], shapes[shape_name]["K"]

@@ -1,8 +1,7 @@
 """cuBLASLt baselines through nvmath-python's bindings: plans, heuristic candidates, launchers.
 
 Row-major Y[M, N] = X[M, K] W[N, K]^T is, in cuBLASLt's column-major view, D[N, M] = op(A) B with A = W as a K x N
-matrix
-transposed and B = X as a K x M matrix (the TN form that FP8 requires).
+matrix transposed and B = X as a K x M matrix (the TN form that FP8 requires).
 """
 
 from __future__ import annotations

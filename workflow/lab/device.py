@@ -1,8 +1,7 @@
 """The device edge: what the GPU is, what it is doing, and how a cubin's kernels are launched.
 
 This module and `timing`, `arms`, `measure` are the only ones of the lab that import CuPy, and they do so inside
-functions:
-a machine without a GPU can import everything else. Nothing here changes a clock, a power limit or a mode.
+functions: a machine without a GPU can import everything else. Nothing here changes a clock, a power limit or a mode.
 """
 
 from __future__ import annotations

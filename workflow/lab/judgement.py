@@ -1,34 +1,15 @@
-"""The judging step: which campaigns the claims are held against, and the result as JSON for the report."""
+"""What the judging step found, as JSON for the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lab import audit, registry, scores, select
+from lab import registry, scores
 from lab.audit import AuditResult, Examination
 from lab.claims import Claim
 from lab.scores import Coverage, Score
-
-# The device that the claims are about (prereg/): a campaign of another one gives cells and floors, but no verdict.
-CLAIMED_DEVICE = "NVIDIA H200"
-
-
-def judge(repo: str | Path, chosen: Iterable[str | Path]) -> Examination:
-    """Judge every claim of `repo/prereg` by the chosen campaigns; a claim that is not frozen ends as EXPLORATORY.
-
-    Where no chosen campaign is of the claimed device, the newest recorded R0 campaign that is stands in.
-    """
-    return audit.examine(repo, _of_claimed_device(Path(repo), [Path(folder) for folder in chosen]))
-
-
-def _of_claimed_device(repo: Path, chosen: list[Path]) -> list[Path]:
-    recorded = [c for c in select.recorded_campaigns(repo) if c.device_name == CLAIMED_DEVICE]
-    ours = [folder for folder in chosen if folder.name in {c.id for c in recorded}]
-    stand_in = [repo / select.CAMPAIGNS / c.id for c in recorded if c.rung == "R0"]
-    return ours or stand_in[-1:]
 
 
 def integrity_json(result: AuditResult, repo: str | Path) -> dict[str, Any]:

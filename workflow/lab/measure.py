@@ -1,16 +1,14 @@
 """The R0 campaign: constants, floors and baselines over all frozen shapes and M, as the frozen protocol says.
 
 One point is a (shape, M). At a point every arm is tuned, checked, captured, timed in interleaved blocks with an A/A
-leg,
-and checked again; then the point is appended to the journal, so Ctrl-C or a crash loses at most one point. This module
-reads the protocol and the shapes, never a prediction: an audit hook refuses the open of one.
+leg, and checked again; then the point is appended to the journal, so Ctrl-C or a crash loses at most one point. This
+module reads the protocol and the shapes, never a prediction: an audit hook refuses the open of one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,20 +20,17 @@ import pandas as pd
 
 from lab import constants, counters, device, occupancy, records, source, statistics
 from lab.arms import Arm, CheckResult, CublasLtArm, StreamArm, stream_launches, tune_stream
-from lab.cublaslt import CublasLt
+from lab.bench import Bench, forbid_predictions
 from lab.fp4_arms import NaiveDequantArm, ReferenceArm, probe_checks
 from lab.journal import PartialCampaign
 from lab.operands import (
-    FP8_ACTIVATION_SCALE,
-    FP8_SCALE,
-    Random,
     decode_activations,
     make_activations,
     make_weights,
 )
 from lab.rows import CellRow, CheckRow, Tuning
 from lab.samples import DUPLICATE_SUFFIX, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
-from lab.timing import Leg, Timer, check_rotation, copies_for, nodes_for
+from lab.timing import Leg, Timer, nodes_for
 from qgemm_mx.build import BuildRecord
 from qgemm_mx.formats import FORMATS, weight_bytes
 
@@ -43,19 +38,6 @@ FLOOR_FORMATS = ("bf16", "fp8_e4m3", "mxfp4", "nvfp4", "int4_g128")
 PROBES = "probes"
 #: At large M the naive path is a dense product and a constant: one format shows it, and the nine minutes are kept.
 NAIVE_AT_LARGE_M = ("mxfp4",)
-PREDICTION_FOLDERS = ("/prereg/claims", "/prereg/forecasts", "/prereg/amendments")
-
-
-def forbid_predictions() -> None:
-    """Firewall (METHOD 1): from here on this process cannot open a prediction."""
-
-    def hook(event: str, arguments: tuple) -> None:
-        if event == "open" and any(
-            f in str(arguments[0]).replace("\\", "/") for f in PREDICTION_FOLDERS
-        ):
-            raise PermissionError(f"a measuring process must not read predictions: {arguments[0]}")
-
-    sys.addaudithook(hook)
 
 
 @dataclass(frozen=True)
@@ -65,55 +47,6 @@ class Selection:
     shapes: tuple[str, ...] | None = None
     ms: tuple[int, ...] | None = None
     with_counters: bool = True
-
-
-@dataclass
-class Bench:
-    """Everything that a point needs: device, stream, kernels, random source, baselines library, protocol."""
-
-    protocol: dict[str, Any]
-    probe: dict[str, Any]
-    modules: device.Modules
-    stream: Any
-    timer: Timer
-    random: Random
-    lt: CublasLt
-
-    @classmethod
-    def open(cls, protocol: dict[str, Any], cubin_dir: Path, seed: int) -> Bench:
-        """Probe the device and load the harness."""
-        import cupy as cp
-
-        probe = device.probe()
-        if probe["mig"]:
-            raise device.DeviceError(
-                f"{probe['name']}: MIG is on; a slice cannot be measured as the device"
-            )
-        modules = device.Modules(cubin_dir)
-        harness = modules["harness"]
-        # A blocking stream is ordered with the default stream, on which CuPy fills and checks operands.
-        stream = cp.cuda.Stream(non_blocking=False)
-        stream.use()
-        timer = Timer(stream, harness.kernel("delay"))
-        maps = (harness.kernel("map_bytes_u8"), harness.kernel("map_words_u16"))
-        random = Random(harness.kernel("fill_random"), *maps, seed=seed)
-        frozen = protocol["cublaslt"]
-        lt = CublasLt(
-            frozen["workspace_bytes"],
-            float(FP8_SCALE),
-            float(FP8_ACTIVATION_SCALE),
-            frozen["fp8_fast_accumulation"],
-        )
-        return cls(protocol, probe, modules, stream, timer, random, lt)
-
-    def copies(self, weight_bytes: int) -> int:
-        """Weight copies for a cold rotation on this device."""
-        rotation = self.protocol["rotation"]
-        copies = copies_for(
-            weight_bytes, self.probe["l2_bytes"], rotation["l2_multiple"], rotation["min_copies"]
-        )
-        check_rotation(copies, weight_bytes, self.probe["l2_bytes"], rotation["l2_multiple"])
-        return copies
 
 
 @dataclass

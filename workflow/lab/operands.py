@@ -1,8 +1,7 @@
 """Random operands on the device, fresh per run, with realistic distributions (METHOD 3.2).
 
 Random bytes index a table of quantiles, so a value is a sample of the table's distribution and the same seed gives
-the same
-operand on any machine (SplitMix64, kernel `fill_random`).
+the same operand on any machine (SplitMix64, kernel `fill_random`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.claim_builder import DECODE_M, Shape, cell, claim, estimand, load_shapes, speedup
 from lab.cost_model import CostModel, lognormal_quantiles
-from lab.predictions import DECODE_M, Shape, cell, claim, estimand, load_shapes, speedup
 
 FORMATS = ("mxfp4", "nvfp4")
 GEMM_M = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -7,7 +7,6 @@ glossary live in `templates/words.json`. Same input, same bytes: the only dates 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +19,12 @@ import pandas as pd
 from markupsafe import Markup
 
 from lab import figures as drawings
-from lab import sass
+from lab import sass, soundness
 from lab.files import write_text
+from lab.page import BLANK, Row, Tables, absent, number, span, text
 from lab.rungs import RUNGS
 
 TEMPLATES = Path(__file__).parent / "templates"
-BLANK = "–"
 
 FAILED = ("MISS", "REFUTED")
 HELD = ("HIT", "CONFIRMED")
@@ -42,8 +41,6 @@ NOTABLE_OPCODES = ("HGMMA", "HMMA", "UTMALDG", "UBLKCP", "LDG", "LDL", "STL")
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 _UNIT = {"us": "µs"}
-
-Row = dict[str, str]
 
 
 def render(
@@ -76,7 +73,7 @@ def render(
     """
     words = json.loads((TEMPLATES / "words.json").read_text(encoding="utf-8"))
     _refuse(verdicts, cells, claims, words)
-    kit = _Tables(words["columns"])
+    kit = Tables(words["columns"])
     by_id = {c["id"]: c for c in claims}
     ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
     newest = drawings.newest_cells(cells, ordered)
@@ -92,7 +89,7 @@ def render(
             newest_line=_newest_line(ordered),
             rungs=_rungs(kit, verdicts, ordered, words, missing),
             headlines=_headlines(newest, ordered),
-            sound=_sound(kit, newest, ordered, shapes),
+            sound=soundness.answers(kit, newest, ordered, shapes),
             constants=_constants(kit, ordered, words),
             figures=[_figure(f["key"], figures) | f for f in words["figures"]],
             claims=_claims(kit, verdicts, by_id, words),
@@ -154,77 +151,6 @@ def _refuse(
         raise ValueError(
             f"{odd[0]!r} is no verdict; the verdicts are {', '.join(words['verdicts'])}"
         )
-
-
-# ---- cells of tables ---------------------------------------------------------------------------------------------
-
-
-def absent(value: Any) -> bool:
-    """True for None, NaN and pandas' NA."""
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def number(value: Any, digits: int = 3) -> str:
-    """A number for people: `digits` significant digits, an exponent outside 1e-4 to 1e9; a dash where there is none."""
-    if absent(value):
-        return BLANK
-    value = float(f"{float(value):.{digits - 1}e}")  # rounded first: 9.999 has the digits of 10
-    if value == 0:
-        return "0"
-    if not 1e-4 <= abs(value) < 1e9:
-        return f"{value:.{digits - 1}e}"
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{places}f}"
-
-
-def text(value: Any) -> str:
-    """Any recorded value as one line."""
-    if absent(value) or value == "":
-        return BLANK
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return number(value, 4)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {text(v)}" for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(text(v) for v in value)
-    return str(value)
-
-
-def span(low: Any, high: Any, digits: int = 3) -> str:
-    """A range, or a dash."""
-    if absent(low) or absent(high):
-        return BLANK
-    return f"{number(low, digits)} to {number(high, digits)}"
-
-
-class _Tables:
-    """Makes tables out of rows, with the columns of words.json, and remembers which columns the page uses."""
-
-    def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
-        self._columns = columns
-        self._used: set[str] = set()
-
-    def table(self, keys: Iterable[str], rows: list[Row], caption: str, nothing: str) -> dict:
-        """A table of `rows`; a column in which no row has a value is left out; `nothing` stands for no rows."""
-        keys = [k for k in keys if any(r.get(k, BLANK) != BLANK for r in rows)]
-        self._used |= set(keys)
-        rows = [r | {k: r.get(k, BLANK) for k in keys} for r in rows]
-        return {
-            "columns": [self._column(k) for k in keys],
-            "rows": rows,
-            "caption": caption,
-            "nothing": nothing,
-        }
-
-    def _column(self, key: str) -> dict[str, str]:
-        label, kind, explanation = self._columns[key]
-        return {"key": key, "label": label, "kind": kind, "help": explanation}
-
-    def used(self) -> list[dict[str, str]]:
-        """The columns used so far, in the order of words.json."""
-        return [self._column(k) for k in self._columns if k in self._used]
 
 
 # ---- first screen ------------------------------------------------------------------------------------------------
@@ -290,7 +216,7 @@ def _verdict_counts(verdicts: Iterable[str], words: Mapping) -> str:
 
 
 def _rungs(
-    kit: _Tables,
+    kit: Tables,
     verdicts: pd.DataFrame,
     ordered: Sequence[Mapping],
     words: Mapping,
@@ -445,243 +371,13 @@ def _cell_facts(cells: pd.DataFrame) -> list[dict]:
     return facts
 
 
-# ---- soundness of the instrument ---------------------------------------------------------------------------------
-
-_DRAM, _DRAM_RATIO = "dram__bytes_read.sum", "dram_bytes_over_weight_bytes"
-SMALL_M = (
-    16  # up to here reading the weights, not arithmetic, sets the time of BF16 on every large shape
-)
-_EXACT = ("probe_", "decode_bits", "all_codes")
-
-
-def _sound(
-    kit: _Tables, newest: pd.DataFrame, ordered: Sequence[Mapping], shapes: Sequence[Mapping]
-) -> list[dict]:
-    """Questions that a sceptic asks of the harness, each with what the newest campaign that can answer it says."""
-    found = []
-    asked = (_twin_answer, _cold_answer, _occupancy_answer, _exact_answer, _fp64_answer)
-    for ask in asked:
-        answers = (ask(kit, campaign) for campaign in reversed(ordered))
-        found.append(next((a for a in answers if a), None))
-    found.insert(2, _denominator_answer(kit, newest, shapes))
-    found.append(next((a for a in map(_launch_answer, reversed(ordered)) if a), None))
-    return [a for a in found if a]
-
-
-def _answer(question: str, short: str, words: str, table: dict | None = None) -> dict:
-    return {"question": question, "short": short, "words": words, "table": table}
-
-
-def _twin_answer(_: _Tables, campaign: Mapping) -> dict | None:
-    a_a = campaign.get("a_a")
-    if not a_a:
-        return None
-    low, high = a_a["low"], a_a["high"]
-    where = f"{low} to {high} of {a_a['points']} (95 % range of the binomial)"
-    if a_a["differ"] > high:
-        judged = f"{a_a['differ']} is more: the intervals of this campaign are too narrow."
-    elif a_a["differ"] < low:
-        judged = f"{a_a['differ']} is fewer: the intervals of this campaign are wider than need be."
-    else:
-        judged = f"{a_a['differ']} lies in that range."
-    return _answer(
-        "Does a kernel differ from itself?",
-        f"At {a_a['differ']} of {a_a['points']} points.",
-        f"{a_a['kernel']} runs beside an exact copy of itself (A/A) in every {a_a['regime']} block, and the two are "
-        f"compared like rivals. At 95 % confidence a sound harness is wrong in 5 % of the points: {where}. {judged} "
-        f"Between the two the median difference is {_percent(a_a['median'])}, the largest {_percent(a_a['largest'])} "
-        f"({a_a['shape']}, M = {a_a['M']}).",
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{number(100 * share, 2)} %"
-
-
-def _cold_answer(kit: _Tables, campaign: Mapping) -> dict | None:
-    ratios = [c for c in campaign["counters"] if c["metric"] == _DRAM_RATIO]
-    if not ratios:
-        return None
-    key = ("kernel", "format", "shape", "M")
-    read = {
-        tuple(c[k] for k in key): c["value"] for c in campaign["counters"] if c["metric"] == _DRAM
-    }
-    rows = []
-    for c in ratios:
-        place = tuple(c[k] for k in key)
-        moved = read.get(place)
-        rows.append(
-            dict(zip(("kernel", "format", "shape"), place[:3], strict=True))
-            | {"dram_mb": number(moved / 1e6) if moved else BLANK, "dram": number(c["value"], 4)}
-        )
-    values = [c["value"] for c in ratios]
-    words = (
-        "This is what the memory delivered, counted by the profiler in a pass of its own at M = 1. "
-        "Cold weights give 1: each byte comes from memory once, and none from the L2 cache. A little under 1 means "
-        "that the cache still held a few lines of a copy from its last turn, although the rotating copies are together "
-        "larger than it; the time of such a cell can look too good by about that share at most."
-    )
-    return _answer(
-        "Is cold cold?",
-        f"{number(min(values))} to {number(max(values))} bytes read for each byte of weight.",
-        words,
-        kit.table(
-            ("kernel", "shape", "dram", "dram_mb", "format"),
-            rows,
-            "Bytes that a cold call read from memory",
-            "",
-        ),
-    )
-
-
-def _denominator_answer(
-    kit: _Tables, newest: pd.DataFrame, shapes: Sequence[Mapping]
-) -> dict | None:
-    large = [s["name"] for s in shapes if s.get("set") == "large"]
-    cells = drawings.timed(newest, drawings.HEADLINE_REGIME)
-    if cells.empty:
-        return None
-    cells = cells[
-        (cells["kernel"] == "cublaslt_bf16")
-        & cells["shape"].isin(large)
-        & (cells["M"] <= SMALL_M)
-        & cells["floor_us"].notna()
-    ]
-    cells = cells.assign(share=cells["floor_us"] / cells["time_us"])
-    rows, one, best = [], [], []
-    for shape in large:
-        own = cells[cells["shape"] == shape]
-        first = own[own["M"] == 1]
-        if first.empty:
-            continue
-        at_one, at_best = first.iloc[0], own.loc[own["share"].idxmax()]
-        one.append(at_one["share"])
-        best.append(at_best["share"])
-        rows.append(
-            {
-                "shape": shape,
-                "call_us": number(at_one["time_us"]),
-                "floor_us": number(at_one["floor_us"]),
-                "floor_share": _percent_of(at_one["share"]),
-                "floor_best": f"{_percent_of(at_best['share'])} (M = {at_best['M']})",
-            }
-        )
-    if not rows:
-        return None
-    return _answer(
-        "Is the floor a fair denominator?",
-        f"cuBLASLt BF16 reaches {_percent_range(one)} of it at M = 1, and {_percent_range(best)} at its best M up to "
-        f"{SMALL_M}.",
-        "Nobody here wrote that kernel, and on large weights it does little but read them. Near 100 % therefore says "
-        "that the floor can be reached in practice; above 100 % would say that the floor was measured too slow.",
-        kit.table(
-            ("shape", "floor_share", "floor_best", "call_us", "floor_us"),
-            rows,
-            "cuBLASLt BF16 against the floor, large shapes, cold",
-            "",
-        ),
-    )
-
-
-def _percent_of(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _percent_range(shares: Sequence[float]) -> str:
-    low, high = (f"{100 * end:.0f}" for end in (min(shares), max(shares)))
-    return f"{low} %" if low == high else f"{low} to {high} %"
-
-
-def _occupancy_answer(_: _Tables, campaign: Mapping) -> dict | None:
-    tries = [a for a in campaign["attempts"] if a["stage"] == "occupancy"]
-    if not tries:
-        return None
-    bad = [text(a["reason"]) for a in tries if a["status"] != "ok"]
-    return _answer(
-        "Does the driver agree with the computed occupancy?",
-        f"In {len(tries) - len(bad)} of {len(tries)} comparisons.",
-        "At each start of a measurement, the blocks per multiprocessor that follow from the compiled code are held "
-        f"against the driver's own answer, launch by launch. {' '.join(bad) or 'No launch differed.'}",
-    )
-
-
-def _by(checks: Iterable[Mapping], key: str) -> dict[str, list[Mapping]]:
-    groups: dict[str, list[Mapping]] = {}
-    for check in checks:
-        groups.setdefault(check[key], []).append(check)
-    return dict(sorted(groups.items()))
-
-
-def _passed(checks: Sequence[Mapping]) -> str:
-    return f"{sum(bool(c['passed']) for c in checks)} of {len(checks)}"
-
-
-def _exact_answer(_: _Tables, campaign: Mapping) -> dict | None:
-    exact = [c for c in campaign["checks"] if c["name"].startswith(_EXACT)]
-    if not exact:
-        return None
-    counts = [f"{name}: {_passed(own)}" for name, own in _by(exact, "format").items()]
-    return _answer(
-        "Are the encodings read bit for bit?",
-        f"{_passed(exact)} exact checks passed on the device.",
-        "Structured inputs (a single weight, ramps, infinities, the ends of every scale) must give the exact "
-        f"output, and decoded weights, all codes included, must match in every bit. By format: {', '.join(counts)}.",
-    )
-
-
-def _fp64_answer(_: _Tables, campaign: Mapping) -> dict | None:
-    random = [c for c in campaign["checks"] if c["name"].startswith("random_fp64")]
-    if not random:
-        return None
-    worst = []
-    for kernel, own in _by(random, "kernel").items():
-        shares = [
-            c["measured"] / c["limit"] for c in own if not absent(c["measured"]) and c["limit"]
-        ]
-        if shares:
-            worst.append(f"{kernel} {number(max(shares), 2)}")
-    return _answer(
-        "Are the outputs right?",
-        f"{_passed(random)} comparisons with 64-bit arithmetic passed.",
-        "Random inputs, checked at every timed point, before the timing and again after it. Largest error over its "
-        f"limit: {', '.join(worst)}. Above 1 fails; rounding an output to BF16 can by itself come close to 1.",
-    )
-
-
-def _launch_answer(campaign: Mapping) -> dict | None:
-    constants = campaign.get("constants") or {}
-    grids = {}
-    for name, constant in constants.items():
-        if name == "launch_floor_us":
-            grids[campaign["device"]["sm_count"]] = constant["value"]
-        elif found := re.fullmatch(r"launch_floor_grid(\d+)_us", name):
-            grids[int(found[1])] = constant["value"]
-    if not grids:
-        return None
-    each = [
-        f"{number(v)} µs with {g} block{'s' if g > 1 else ''}" for g, v in sorted(grids.items())
-    ]
-    loop = constants.get("launch_loop_us")
-    words = f"An empty kernel replayed in a graph takes {', '.join(each)}, the least that any replayed call costs."
-    if loop:
-        words += (
-            f" Launched one by one from Python it takes {number(loop['value'])} µs, so a looped time near that value "
-            "measures the host, not the kernel."
-        )
-    return _answer(
-        "What does a launch cost?",
-        f"{number(min(grids.values()))} µs at least in a graph.",
-        words,
-    )
-
-
 # ---- device constants --------------------------------------------------------------------------------------------
 
 _CONSTANT_KEYS = ("constant", "value", "interval", "unit", "n_legs", "how", "name")
 _PER_STREAM = "launch_floor_stream_"
 
 
-def _constants(kit: _Tables, ordered: Sequence[Mapping], words: Mapping) -> list[dict]:
+def _constants(kit: Tables, ordered: Sequence[Mapping], words: Mapping) -> list[dict]:
     """One block per campaign that measured constants, newest first; the many launch floors of streams stand apart."""
     found = []
     for campaign in reversed(ordered):
@@ -780,7 +476,7 @@ def _claim_row(row: Mapping, claim: Mapping | None) -> Row:
 
 
 def _claims(
-    kit: _Tables, verdicts: pd.DataFrame, by_id: Mapping[str, Mapping], words: Mapping
+    kit: Tables, verdicts: pd.DataFrame, by_id: Mapping[str, Mapping], words: Mapping
 ) -> list[dict]:
     titles = {r.id: r.title for r in RUNGS}
     out = []
@@ -820,7 +516,7 @@ def _claims(
 
 
 def _not_run_family(
-    kit: _Tables, family: str, rows: pd.DataFrame, by_id: Mapping[str, Mapping]
+    kit: Tables, family: str, rows: pd.DataFrame, by_id: Mapping[str, Mapping]
 ) -> dict:
     first = by_id.get(rows.iloc[0]["claim"])
     lines = []
@@ -848,7 +544,7 @@ def _claim_limits(claims: Sequence[Mapping]) -> list[tuple[str, str]]:
 # ---- scores and regimes ------------------------------------------------------------------------------------------
 
 
-def _scores(kit: _Tables, scores: Mapping) -> dict:
+def _scores(kit: Tables, scores: Mapping) -> dict:
     def coverage(share: Mapping | None) -> str:
         if not share or not share["n"]:
             return BLANK
@@ -894,7 +590,7 @@ _REGIME_RATIOS = (
 )
 
 
-def _regimes(kit: _Tables, cells: pd.DataFrame) -> dict:
+def _regimes(kit: Tables, cells: pd.DataFrame) -> dict:
     nothing = "No cell has been timed in two regimes yet."
     keys = ("kernel", "format", "m_range", "cold_hot", "loop_graph", "chain_graph", "cells")
     shown = drawings.timed(cells)
@@ -930,7 +626,7 @@ def _regimes(kit: _Tables, cells: pd.DataFrame) -> dict:
 # ---- builds, checks, attempts ------------------------------------------------------------------------------------
 
 
-def _occupancy(kit: _Tables, occupancy: pd.DataFrame, newest: pd.DataFrame) -> dict:
+def _occupancy(kit: Tables, occupancy: pd.DataFrame, newest: pd.DataFrame) -> dict:
     """Two tables: `timed`, the kernels that carry a time on the architecture measured, and `rest`."""
     shown = set(drawings.timed(newest)["kernel"]) if len(newest) else set()
     keys = ("kernel", "entry", "arch", "threads", "registers", "spill_bytes", "smem_static_bytes")
@@ -954,7 +650,7 @@ def _occupancy(kit: _Tables, occupancy: pd.DataFrame, newest: pd.DataFrame) -> d
     }
 
 
-def _builds(kit: _Tables, builds: Sequence[Mapping]) -> dict:
+def _builds(kit: Tables, builds: Sequence[Mapping]) -> dict:
     rows = []
     for build in builds:
         for entry in build["entries"]:
@@ -1003,7 +699,7 @@ def _sass(counts: Mapping[str, int] | None) -> str:
     )
 
 
-def _checks(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
+def _checks(kit: Tables, ordered: Sequence[Mapping]) -> dict:
     groups: dict[tuple[str, str, str], list[Mapping]] = {}
     for campaign in ordered:
         for check in campaign["checks"]:
@@ -1029,7 +725,7 @@ def _checks(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
     )
 
 
-def _failed_checks(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
+def _failed_checks(kit: Tables, ordered: Sequence[Mapping]) -> dict:
     rows = [
         {
             "kernel": c["kernel"],
@@ -1048,7 +744,7 @@ def _failed_checks(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
     return kit.table(keys, rows, "Every check that failed", "No check failed.")
 
 
-def _attempts(kit: _Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
+def _attempts(kit: Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
     rows, tried = [], 0
     for campaign in ordered:
         for a in campaign["attempts"]:
@@ -1079,7 +775,7 @@ def _attempts(kit: _Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
     return kit.table(keys, rows, "Every attempt that did not end well", nothing)
 
 
-def _legs(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
+def _legs(kit: Tables, ordered: Sequence[Mapping]) -> dict:
     rows = []
     for campaign in ordered:
         legs = campaign.get("legs")
@@ -1099,7 +795,7 @@ def _legs(kit: _Tables, ordered: Sequence[Mapping]) -> dict:
 # ---- provenance --------------------------------------------------------------------------------------------------
 
 
-def _provenance(kit: _Tables, campaign: Mapping) -> dict:
+def _provenance(kit: Tables, campaign: Mapping) -> dict:
     source = campaign["source"]
     facts: dict[str, Any] = {f"device {k}": v for k, v in campaign["device"].items()}
     for name, summary in (campaign.get("telemetry") or {}).items():
@@ -1125,7 +821,7 @@ def _provenance(kit: _Tables, campaign: Mapping) -> dict:
     }
 
 
-def _shapes(kit: _Tables, shapes: Sequence[Mapping]) -> dict:
+def _shapes(kit: Tables, shapes: Sequence[Mapping]) -> dict:
     rows = [
         {
             "name": s["name"],

@@ -1,9 +1,9 @@
 """How one time is taken (METHOD section 3): graph replay of N and 2N calls, queued behind a delay, timed by events.
 
 A leg yields the slope (t_2N - t_N)/N, the time of a call, and the intercept 2 t_N - t_2N. Both replays are queued
-while the
-stream is busy with `delay`, so that no host latency enters; a leg whose first event was reached before its last command
-was queued is taken again with a longer delay. The looped time is host-driven on purpose and has no delay.
+while the stream is busy with `delay`, so that no host latency enters; a leg whose first event was reached before its
+last command was queued is taken again with a longer delay. The looped time is host-driven on purpose and has no
+delay.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from lab import audit, judgement, select
+from lab import audit, select
 from lab.files import write_text
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
     campaign = snakemake.params.campaign
-    found = judgement.judge(".", [select.CAMPAIGNS / campaign] if campaign else [])
+    found = audit.judge(".", [select.CAMPAIGNS / campaign] if campaign else [])
     result = audit.audit(".", found, shown=snakemake.params.shown)
     text = "\n".join(audit.lines(result))
     print(text, flush=True)

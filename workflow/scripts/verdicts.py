@@ -7,7 +7,7 @@ from lab.files import write_json
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
-    found = judgement.judge(".", replay.chosen_campaigns(snakemake.input.pointers))
+    found = audit.judge(".", replay.chosen_campaigns(snakemake.input.pointers))
     result = audit.audit(".", found)
     for verdict, n in Counter(v.verdict for v in found.verdicts).most_common():
         log(f"{n} {verdict}")
