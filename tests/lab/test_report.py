@@ -284,13 +284,13 @@ def test_the_instrument_is_put_to_the_test(html, bare):
 def test_a_count_outside_the_binomial_range_is_said(differ, judged):
     campaign = synthetic.campaigns()[0]
     campaign["a_a"]["differ"] = differ
-    assert judged in report._twin_answer(None, campaign)["words"]
+    assert judged in soundness._twin_answer(None, campaign)["words"]
 
 
 def test_a_failed_comparison_with_the_driver_is_said():
     failed = synthetic.attempt("occupancy", "failed", "stream_bulk: 3, not 4", 1, 0.1, (None,) * 7)
     campaign = synthetic.campaigns()[0]
-    found = report._occupancy_answer(None, campaign | {"attempts": [failed, *campaign["attempts"]]})
+    found = soundness._occupancy_answer(None, campaign | {"attempts": [failed, *campaign["attempts"]]})
     assert found["short"] == "In 1 of 2 comparisons." and "stream_bulk: 3" in found["words"]
 
 
