@@ -1,6 +1,6 @@
 # qgemm-mx: from frozen predictions to an audited report.
 # Targets: report (default), audit, build, all, r0_instrument, r1_decomposition, r2_kernel, r3_moe_dsl,
-#          pack_campaign, import_campaign, readme.   The README says what each does.
+#          pack_campaign, import_campaign, accuracy, readme.   The README says what each does.
 
 import sys
 import time
@@ -51,6 +51,7 @@ include: "workflow/rules/measure.smk"
 include: "workflow/rules/judge.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/audit.smk"
+include: "workflow/rules/accuracy.smk"
 
 
 AUDIT_STATUS = Path(rules.audit.params.status)

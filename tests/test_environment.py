@@ -105,6 +105,7 @@ def test_files_include_each_other(repository: Path) -> None:
         "requirements-dev.txt": ["-r requirements.txt"],
         "requirements-gpu.txt": ["-r requirements.txt"],
         "requirements-peers.txt": ["-r requirements-gpu.txt"],
+        "requirements-accuracy.txt": ["-r requirements.txt"],
     }
 
 
@@ -197,3 +198,9 @@ def test_readme_report_command(repository: Path) -> None:
         "pip install -r requirements.txt && snakemake --cores all"
     )
     assert command in (repository / "README.md").read_text()
+
+
+def test_no_two_test_files_share_a_name(repository: Path) -> None:
+    """Pytest imports test files by their basename: the second of one name would be an error, or never run."""
+    names = [path.name for path in repository.glob("tests/**/test_*.py")]
+    assert len(names) == len(set(names)), sorted({n for n in names if names.count(n) > 1})

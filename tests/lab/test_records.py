@@ -705,3 +705,17 @@ def test_newest_by_rung_device_cubins_and_kind(tmp_path):
     assert records.newest(data, "R0", cubins={"4" * 64}) is None
     assert records.newest(data, "R0", cubins=()) is None
     assert records.newest(data, "R1") is None
+
+
+def test_a_constant_may_be_a_share_of_a_cell() -> None:
+    """The judge reads shares under such names (lab.verdicts.share_key)."""
+    import re
+
+    from lab.schema import campaign_schema
+    from lab.verdicts import share_key
+
+    (pattern,) = campaign_schema()["properties"]["constants"]["patternProperties"]
+    assert re.match(pattern, share_key("launch"))
+    assert re.match(pattern, "share/launch/mxfp4/4096x4096/m1/cold_graph")
+    for bad in ("Share", "share/", "share//x", "/share", "share/A"):
+        assert not re.match(pattern, bad)

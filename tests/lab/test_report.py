@@ -290,7 +290,9 @@ def test_a_count_outside_the_binomial_range_is_said(differ, judged):
 def test_a_failed_comparison_with_the_driver_is_said():
     failed = synthetic.attempt("occupancy", "failed", "stream_bulk: 3, not 4", 1, 0.1, (None,) * 7)
     campaign = synthetic.campaigns()[0]
-    found = soundness._occupancy_answer(None, campaign | {"attempts": [failed, *campaign["attempts"]]})
+    found = soundness._occupancy_answer(
+        None, campaign | {"attempts": [failed, *campaign["attempts"]]}
+    )
     assert found["short"] == "In 1 of 2 comparisons." and "stream_bulk: 3" in found["words"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MEASURING = ("build_cubins", "check_sass", "occupancy", "measure_r0", "select_r0")
+MEASURING = ("build_cubins", "check_sass", "occupancy", "measure_r0", "select_r0", "accuracy")
 JUDGING = {
     "lab.claims", "lab.registry", "lab.verdicts", "lab.cost_model", "lab.predictions", "lab.scores",
     "lab.audit", "lab.judgement", "lab.report", "lab.readme",
@@ -112,8 +112,8 @@ def test_a_breach_is_seen(repository: Path, tmp_path: Path, file: str, line: str
 
 def test_cuda_bindings_are_imported_at_the_device_edge_alone(repository: Path) -> None:
     edge = {
-        "device", "timing", "bench", "arms", "fp4_arms", "peer_arm", "measure", "launch", "cublaslt", "operands", "constants",
-        "counters",
+        "device", "timing", "bench", "arms", "fp4_arms", "peer_arm", "measure", "launch", "cublaslt",
+        "operands", "constants", "counters",
     }  # fmt: skip
     for path in [*repository.glob("workflow/**/*.py"), *repository.glob("kernels/**/*.py")]:
         gpu = {
@@ -121,7 +121,9 @@ def test_cuda_bindings_are_imported_at_the_device_edge_alone(repository: Path) -
             for m in imports(path)
             if m.split(".")[0] in ("cupy", "nvmath") or m == "cuda.bindings"
         }
-        assert not gpu or path.stem in edge or path.parent.name == "peers", f"{path.name} imports {sorted(gpu)}"
+        assert not gpu or path.stem in edge or path.parent.name == "peers", (
+            f"{path.name} imports {sorted(gpu)}"
+        )
 
 
 def test_the_library_never_imports_the_lab(repository: Path) -> None:

@@ -131,7 +131,7 @@ def floors(cells: pd.DataFrame, regime: str) -> pd.DataFrame:
 # ---- drawing kit -------------------------------------------------------------------------------------------------
 
 
-def _canvas(columns: int, panels: int, panel_height: float) -> tuple[Figure, list[Axes]]:
+def new_canvas(columns: int, panels: int, panel_height: float) -> tuple[Figure, list[Axes]]:
     """Figure of `panels` axes in `columns` columns. Wide figures are 10.4 in, single-column ones 3.7 in."""
     if columns < 1:
         raise ValueError(f"columns={columns} is not at least 1")
@@ -148,7 +148,8 @@ def _canvas(columns: int, panels: int, panel_height: float) -> tuple[Figure, lis
     return fig, axes[:panels]
 
 
-def _house(ax: Axes) -> None:
+def house_axes(ax: Axes) -> None:
+    """The house look of axes: light grid behind the data, no frame on the far sides."""
     ax.set_facecolor("none")
     ax.grid(True, which="major", color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
@@ -156,7 +157,8 @@ def _house(ax: Axes) -> None:
         ax.spines[side].set_visible(False)
 
 
-def _plain(value: float, _pos: int | None = None) -> str:
+def plain_number(value: float, _pos: int | None = None) -> str:
+    """A tick in plain digits: 300, 10k."""
     value = float(f"{value:.4g}")  # 1.2 times a power of ten is not exact
     if value >= 10000:
         return f"{value / 1000:g}k"
@@ -210,7 +212,8 @@ def _handle(kernel: str, fmt: str) -> Line2D:
     )
 
 
-def _legend(fig: Figure, handles: list[Line2D], columns: int) -> None:
+def draw_legend(fig: Figure, handles: list[Line2D], columns: int) -> None:
+    """One legend under all panels (above them on a narrow page)."""
     # One column is many screens long: there the legend stands first.
     fig.legend(
         handles=handles,
@@ -221,7 +224,8 @@ def _legend(fig: Figure, handles: list[Line2D], columns: int) -> None:
     )
 
 
-def _rc(name: str) -> dict:
+def rc_of(name: str) -> dict:
+    """matplotlib settings under which the figure `name` has reproducible bytes."""
     return {
         "svg.hashsalt": name,
         "svg.fonttype": "none",
@@ -244,7 +248,7 @@ def _rc(name: str) -> dict:
     }
 
 
-def _svg(fig: Figure, name: str, title: str) -> str:
+def svg_of(fig: Figure, name: str, title: str) -> str:
     """SVG text: no prolog, no metadata, ids prefixed by `name` so that many can share one page."""
     buffer = io.StringIO()
     fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -312,8 +316,8 @@ def fig_latency(
         raise ValueError(f"figure 1: no timed cell with correctness passed in regime {regime}")
     floor = floors(cells, regime)
     panels = _shape_order(rows, shapes)
-    with matplotlib.rc_context(_rc(name)):
-        fig, axes = _canvas(columns, len(panels), 2.75)
+    with matplotlib.rc_context(rc_of(name)):
+        fig, axes = new_canvas(columns, len(panels), 2.75)
         for ax, (shape, n, k) in zip(axes, panels, strict=True):
             here = rows[rows["shape"] == shape]
             for fmt, line in floor[floor["shape"] == shape].groupby("format", sort=True):
@@ -335,9 +339,9 @@ def fig_latency(
                     markersize=3.6,
                     elinewidth=1.6,
                 )
-            _house(ax)
+            house_axes(ax)
             ax.set_yscale("log")
-            ax.yaxis.set_major_formatter(FuncFormatter(_plain))
+            ax.yaxis.set_major_formatter(FuncFormatter(plain_number))
             ax.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
             _m_axis(ax, rows["M"])
             ax.set_ylabel("time per call (µs)")
@@ -353,8 +357,8 @@ def fig_latency(
                     label="stream floor of the same bytes (colour = format)",
                 )
             )
-        _legend(fig, handles, columns if columns == 1 else 4)
-        return _svg(
+        draw_legend(fig, handles, columns if columns == 1 else 4)
+        return svg_of(
             fig, name, f"Figure 1: time per call against M, regime {regime}, one panel a shape"
         )
 
@@ -375,8 +379,8 @@ def fig_floor_fraction(
     present = set(rows["format"])
     panels = [f for f in FORMAT_COLOUR if f in present] + sorted(present - set(FORMAT_COLOUR))
     top = max(100.0, float(rows["percent"].max())) * 1.04
-    with matplotlib.rc_context(_rc(name)):
-        fig, axes = _canvas(columns, len(panels), 2.75)
+    with matplotlib.rc_context(rc_of(name)):
+        fig, axes = new_canvas(columns, len(panels), 2.75)
         for ax, fmt in zip(axes, panels, strict=True):
             here = rows[rows["format"] == fmt]
             for kernel, _ in _series(here):
@@ -395,15 +399,15 @@ def fig_floor_fraction(
                     markersize=3.6,
                 )
             ax.axhline(100.0, color=INK, linestyle=":", linewidth=1.1)
-            _house(ax)
+            house_axes(ax)
             _m_axis(ax, rows["M"])
             ax.set_ylim(0, top)
             ax.set_ylabel("% of the measured floor")
             ax.set_title(FORMAT_NAME.get(fmt, fmt))
         handles = [_handle(kernel, fmt) for kernel, fmt in _series(rows)]
         handles.append(Line2D([], [], color=INK, linestyle=":", label="the floor itself (100 %)"))
-        _legend(fig, handles, columns if columns == 1 else 4)
-        return _svg(
+        draw_legend(fig, handles, columns if columns == 1 else 4)
+        return svg_of(
             fig, name, f"Figure 2: percent of the measured floor against M, regime {regime}"
         )
 
@@ -444,8 +448,8 @@ def fig_roofline(
     top = max(ceilings_tflops.values(), default=rows["tflops"].max())
     x_high = max(x_high, 2.0 * top / bandwidth_tbps)
     y_low = rows["tflops"].min() / 2
-    with matplotlib.rc_context(_rc(name)):
-        fig, axes = _canvas(columns, len(panels), 2.75)
+    with matplotlib.rc_context(rc_of(name)):
+        fig, axes = new_canvas(columns, len(panels), 2.75)
         for ax, (kernel, fmt) in zip(axes, panels, strict=True):
             here = rows[(rows["kernel"] == kernel) & (rows["format"] == fmt)]
             ax.plot(
@@ -473,11 +477,11 @@ def fig_roofline(
                 s=13,
                 linewidths=0.9,
             )
-            _house(ax)
+            house_axes(ax)
             ax.set_xscale("log")
             ax.set_yscale("log")
             for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_formatter(FuncFormatter(_plain))
+                axis.set_major_formatter(FuncFormatter(plain_number))
                 axis.set_minor_locator(NullLocator())
             ax.set_xlim(x_low, x_high)
             ax.set_ylim(y_low, top * 1.8)
@@ -491,8 +495,8 @@ def fig_roofline(
         for m in sorted(set(rows["M"]) & {1, 8, 64, 512, 4096}):
             dot = {"marker": "o", "linestyle": "none", "color": palette(scale(m))}
             handles.append(Line2D([], [], label=f"M = {m}", **dot))
-        _legend(fig, handles, columns)
-        return _svg(
+        draw_legend(fig, handles, columns)
+        return svg_of(
             fig, name, f"Figure 4: roofline, regime {regime}, one panel per kernel and format"
         )
 
@@ -513,7 +517,7 @@ def fig_forest(rows: pd.DataFrame, *, family: str, unit: str, columns: int = 2) 
         drop=True
     )
     numbers = rows[["q05", "q95", "observed", "ci_low", "ci_high"]]
-    with matplotlib.rc_context(_rc(name)):
+    with matplotlib.rc_context(rc_of(name)):
         fig = Figure(
             figsize=(3.7 if narrow else 10.4, pitch * len(rows) + 1.25),
             layout="constrained",
@@ -554,7 +558,7 @@ def fig_forest(rows: pd.DataFrame, *, family: str, unit: str, columns: int = 2) 
             ax.set_yticks(range(len(rows)), texts)
             ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(rows) - 0.4, -0.6)
-        _house(ax)
+        house_axes(ax)
         ax.grid(False, axis="y")
         if (numbers > 0).all(axis=None):
             ax.set_xscale("log")
@@ -567,8 +571,8 @@ def fig_forest(rows: pd.DataFrame, *, family: str, unit: str, columns: int = 2) 
             ),
             Line2D([], [], color=INK, linewidth=1.3, marker="o", label="observed, 95 % interval"),
         ]
-        _legend(fig, handles, columns)
-        return _svg(
+        draw_legend(fig, handles, columns)
+        return svg_of(
             fig, name, f"Predicted bands and observed intervals of the claims {family} in {unit}"
         )
 
@@ -602,7 +606,7 @@ def _log_ticks(ax: Axes, low: float, high: float) -> None:
         if len(ticks) <= 7:
             break
     ax.set_xlim(low, high)
-    ax.set_xticks(ticks, [_plain(t) for t in ticks])
+    ax.set_xticks(ticks, [plain_number(t) for t in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
 
 

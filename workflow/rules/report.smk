@@ -7,6 +7,7 @@ rule figures:
         verdicts=rules.verdicts.output.verdicts,
         claims=rules.verdicts.output.claims,
         pointers=POINTERS,
+        accuracy=repository_files("data/accuracy/**/*.json"),
         shapes="prereg/shapes.json",
     output:
         figures=directory("reports/figures"),

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab import cells, figures, replay
+from lab import accuracy, cells, figures, replay
+from lab.accuracy_figure import fig_accuracy
 from lab.files import read_json, write_text
 from lab.script import logged
 
@@ -19,6 +20,11 @@ with logged(snakemake.log[0]) as log:
         shapes=read_json(snakemake.input.shapes)["shapes"],
         bytes_per_weight=replay.weight_sizes(),
     )
+    if record := accuracy.newest(Path("data")):
+        # No 4-bit kernel has a speed before R2: the figure then stands on the byte ratio, and says so.
+        results = accuracy.summarise(accuracy.load(record))
+        for name, columns in (("fig5_accuracy", 3), ("fig5_accuracy_narrow", 1)):
+            drawn[name] = fig_accuracy(results, {r.format: None for r in results}, columns=columns)
     for name, svg in drawn.items():
         write_text(folder / f"{name}.svg", svg)
         log(name)
