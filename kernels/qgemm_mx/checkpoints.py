@@ -67,7 +67,7 @@ def from_gpt_oss(
 
     Leading dimensions are experts, flattened in order; none gives a list of one. gate_up tensors
     alternate gate and up rows: `deinterleave` puts all gate rows first, then all up rows, as two
-    shards of N/2.
+    shards of N/2. ValueError for shapes that do not fit, and for an N or K of 0.
     """
     blocks, scales = _bytes("blocks", blocks), _bytes("scales", scales)
     if blocks.ndim < 3 or blocks.shape[-1] != 16 or blocks.shape[:-1] != scales.shape:
@@ -76,6 +76,8 @@ def from_gpt_oss(
             " [..., N, K/32, 16] and [..., N, K/32]"
         )
     n, groups = scales.shape[-2:]
+    if n < 1 or groups < 1:
+        raise ValueError(f"blocks {list(blocks.shape)} hold no weight: N={n}, K={32 * groups}")
     experts = []
     for values, codes in zip(
         blocks.reshape(-1, n, groups * 16), scales.reshape(-1, n, groups), strict=True
@@ -94,6 +96,8 @@ def to_gpt_oss(
     experts: Sequence[PackedWeight], interleave: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Blocks uint8 [E, N, K/32, 16] and scales uint8 [E, N, K/32]: `from_gpt_oss` undone."""
+    if not experts:
+        raise ValueError("to_gpt_oss needs at least one expert")
     for packed in experts:
         _require_format(packed, "mxfp4")
     values = np.stack([p.values for p in experts])
@@ -138,10 +142,17 @@ def from_compressed_tensors_nvfp4(
 ) -> PackedWeight:
     """nvfp4 whose `weight_global_scale` (F32, one per shard) DIVIDES: W = e2m1 * scale / global.
 
-    The tensor scale is its FP32 reciprocal, within half a unit in the last place.
+    The tensor scale is its FP32 reciprocal, within half a unit in the last place. ValueError for a
+    divisor so small that FP32 holds no reciprocal of it.
     """
     divisor = _global_scale("weight_global_scale", weight_global_scale)
-    return _packed("nvfp4", weight_packed, weight_scale, np.float32(1) / divisor, shard_rows)
+    with np.errstate(over="ignore"):
+        tensor_scale = np.float32(1) / divisor
+    if not np.isfinite(tensor_scale).all():
+        raise ValueError(
+            f"weight_global_scale {divisor.tolist()} is too small: 1 / {divisor.min()} is no FP32"
+        )
+    return _packed("nvfp4", weight_packed, weight_scale, tensor_scale, shard_rows)
 
 
 def to_compressed_tensors_nvfp4(packed: PackedWeight) -> dict[str, np.ndarray]:
@@ -149,13 +160,24 @@ def to_compressed_tensors_nvfp4(packed: PackedWeight) -> dict[str, np.ndarray]:
 
     Of the divisors next to 1 / tensor scale, the one whose reciprocal comes closest. Some tensor
     scales are the FP32 reciprocal of no FP32 number: these come back one unit in the last place
-    off, a relative 2^-23.
+    off, a relative 2^-23. ValueError for a tensor scale that comes back farther off (above 2^126
+    its divisor is subnormal and short of bits) or has no finite divisor at all.
     """
     _require_format(packed, "nvfp4")
-    nearest = np.float32(1) / packed.tensor_scale
-    candidates = np.stack([nearest, np.nextafter(nearest, 0), np.nextafter(nearest, np.inf)])
-    error = np.abs((np.float32(1) / candidates).astype(np.float64) - packed.tensor_scale)
+    scale = packed.tensor_scale
+    with np.errstate(over="ignore", divide="ignore"):
+        nearest = np.float32(1) / scale
+        candidates = np.stack([nearest, np.nextafter(nearest, 0), np.nextafter(nearest, np.inf)])
+        error = np.abs((np.float32(1) / candidates).astype(np.float64) - scale)
     best = np.take_along_axis(candidates, error.argmin(axis=0)[None], axis=0)[0]
+    unit = scale - np.nextafter(scale, 0)  # of the last place; above the largest FP32 is no other
+    lost = np.flatnonzero(~np.isfinite(nearest) | (error.min(axis=0) > unit))
+    if lost.size:
+        i = lost[0]
+        raise ValueError(
+            f"tensor_scale {scale[i]} of shard {i} has no FP32 divisor that gives it back within"
+            f" one unit in the last place; the nearest is {nearest[i]}"
+        )
     return {
         "weight_packed": packed.values,
         "weight_scale": packed.scales,

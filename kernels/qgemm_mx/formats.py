@@ -8,6 +8,7 @@ e8m0); OCP 8-bit Floating Point (OFP8) v1.0 (e4m3fn).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -64,9 +65,20 @@ def get_format(name: str) -> Format:
     return FORMATS[name]
 
 
+def require_integer(name: str, value: object) -> int:
+    """`value` as a Python int; ValueError for anything that is no integer, a bool among them."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name}={value!r} is {type(value).__name__}, not an integer")
+
+
 def require_shape(name: str, n: int, k: int) -> Format:
     """The format, after refusing an N < 1 and a K that does not divide into its scale groups."""
     fmt = get_format(name)
+    n, k = require_integer("N", n), require_integer("K", k)
     if n < 1:
         raise ValueError(f"N={n} is below 1 ({name})")
     if k < 1 or k % fmt.group:
@@ -89,8 +101,12 @@ def weight_bytes(name: str, n: int, k: int) -> int:
     """Exact bytes of values and group scales of W[N, K].
 
     The FP32 tensor scale of nvfp4 (4 bytes a shard) is left out: it is one scalar, not traffic.
+    ValueError for sizes below 1 or that are no integers, and a K that does not divide into groups.
     """
+    n, k = require_integer("N", n), require_integer("K", k)
     if name in DENSE_BYTES:
+        if min(n, k) < 1:
+            raise ValueError(f"N={n}, K={k}: neither may be below 1 ({name})")
         return DENSE_BYTES[name] * n * k
     fmt = require_shape(name, n, k)
     return n * k // 2 + n * (k // fmt.group) * fmt.scale_dtype.itemsize

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import formats
-from .formats import Format, require_shape
+from .formats import Format, require_integer, require_shape
 
 _CHUNK_ELEMENTS = 1 << 18  # 1 MiB of float32: input, quotient and codes stay in a core's L2
 
@@ -26,11 +26,17 @@ class PackedWeight:
 
     values       uint8 [N, K/2], two nibbles a byte, low nibble = even K
     scales       [N, K/group]: uint8 e8m0 or e4m3 codes, or uint16 BF16 bit patterns
-    tensor_scale float32 [shards], positive and finite; exactly 1 for formats without one
+    tensor_scale float32 [shards], positive and finite; nvfp4 must be given one, and for formats
+                 without one it is exactly 1
     shard_rows   rows of each shard, top to bottom; they sum to N
 
     A shard is a part of a fused weight (gate and up; q, k and v) that was quantised on its own.
     Its tensor scale stays its own: merging shards by the largest would requantise the others.
+
+    The arrays are read-only. One that can still be written to, by anybody who holds it, is copied;
+    one that cannot is taken as it is, so that `quantize`, `concatenate` and `dataclasses.replace`
+    copy nothing.
+
     ValueError names what does not fit.
     """
 
@@ -44,9 +50,13 @@ class PackedWeight:
 
     def __post_init__(self) -> None:
         fmt = require_shape(self.format, self.n, self.k)
-        rows = (self.n,) if self.shard_rows is None else tuple(int(r) for r in self.shard_rows)
+        n, k = require_integer("N", self.n), require_integer("K", self.k)
+        given = (n,) if self.shard_rows is None else self.shard_rows
+        rows = tuple(require_integer("shard_rows", r) for r in given)
+        if self.tensor_scale is None and fmt.has_tensor_scale:
+            raise ValueError(f"tensor_scale is missing: {self.format} needs one per shard {rows}")
         scale = np.ones(len(rows)) if self.tensor_scale is None else self.tensor_scale
-        scale = np.atleast_1d(np.asarray(scale, np.float32))
+        scale = _sealed(np.atleast_1d(np.array(scale, np.float32)))
         values = self._array("values", self.values, np.uint8, (self.n, self.k // 2))
         scales = self._array("scales", self.scales, fmt.scale_dtype, (self.n, self.k // fmt.group))
         if min(rows, default=0) < 1 or sum(rows) != self.n:
@@ -58,6 +68,8 @@ class PackedWeight:
         if not fmt.has_tensor_scale and (scale != 1).any():
             raise ValueError(f"tensor_scale {scale.tolist()}: {self.format} has no tensor scale")
         for name, value in (
+            ("n", n),
+            ("k", k),
             ("values", values),
             ("scales", scales),
             ("tensor_scale", scale),
@@ -66,12 +78,16 @@ class PackedWeight:
             object.__setattr__(self, name, value)
 
     def _array(self, name: str, array: np.ndarray, dtype: np.dtype, shape: tuple) -> np.ndarray:
+        _refuse_mask(name, array)
+        array = np.asarray(array)
         if array.dtype != dtype or array.shape != shape:
             raise ValueError(
                 f"{name} is {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}"
                 f" ({self.format}, N={self.n}, K={self.k})"
             )
-        return np.ascontiguousarray(array)
+        if array.flags.c_contiguous and _immutable(array):
+            return array
+        return _sealed(np.array(array, order="C"))
 
     @property
     def spec(self) -> Format:
@@ -90,8 +106,15 @@ class PackedWeight:
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """uint8 [..., K/2] from codes uint8 [..., K] in 0..15; the low nibble is the even index."""
-    codes = np.ascontiguousarray(codes, np.uint8)
+    """uint8 [..., K/2] from codes uint8 [..., K] in 0..15; the low nibble is the even index.
+
+    ValueError for another dtype, a code above 15, and an odd K.
+    """
+    codes = np.ascontiguousarray(codes)
+    if codes.dtype != np.uint8:
+        raise ValueError(f"codes are {codes.dtype}, not uint8")
+    if (largest := codes.max(initial=0)) > 15:
+        raise ValueError(f"code {largest} is above 15: a nibble holds four bits")
     if codes.shape[-1] % 2:
         raise ValueError(f"K={codes.shape[-1]} is odd: two nibbles share a byte")
     pairs = codes.view("<u2")  # even code in the low byte, odd code in the high byte
@@ -125,8 +148,10 @@ def quantize(
 
     A zero group has scale code 0 and zero elements (signed for e2m1). `threads` defaults to the
     cores at hand. ValueError for another dtype or shape, a K that does not divide into groups,
-    an unknown rule, and a NaN or infinity (with its row and column).
+    an unknown rule, a masked array, threads below 1, and a NaN or infinity (with its row and
+    column).
     """
+    _refuse_mask("weight", weight)
     weight = np.asarray(weight)
     if weight.dtype != np.float32 or weight.ndim != 2:
         raise ValueError(f"weight is {weight.dtype} {list(weight.shape)}, not float32 [N, K]")
@@ -163,7 +188,7 @@ def quantize(
         values[start:stop] = pack_nibbles(encoder(quotient).reshape(stop - start, k))
 
     _map_rows(encode, n, k, threads)
-    return PackedWeight(format, n, k, values, scales, np.array([tensor_scale]))
+    return PackedWeight(format, n, k, _sealed(values), _sealed(scales), np.array([tensor_scale]))
 
 
 def dequantize(
@@ -206,8 +231,8 @@ def concatenate(shards: Sequence[PackedWeight]) -> PackedWeight:
         first.format,
         sum(s.n for s in shards),
         first.k,
-        np.concatenate([s.values for s in shards]),
-        np.concatenate([s.scales for s in shards]),
+        _sealed(np.concatenate([s.values for s in shards])),
+        _sealed(np.concatenate([s.scales for s in shards])),
         np.concatenate([s.tensor_scale for s in shards]),
         tuple(rows for s in shards for rows in s.shard_rows),
     )
@@ -230,6 +255,30 @@ def reference_matmul(x: np.ndarray, packed: PackedWeight) -> np.ndarray:
             np.matmul(x, rows.T, out=y[:, start:stop])
         y *= packed.row_tensor_scale
     return y
+
+
+def _sealed(array: np.ndarray) -> np.ndarray:
+    """A fresh array, from now on read-only."""
+    array.flags.writeable = False
+    return array
+
+
+def _immutable(array: np.ndarray) -> bool:
+    """Whether neither the array nor anything whose memory it shows can be written to."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        owner = owner.base
+    try:
+        return owner is None or memoryview(owner).readonly
+    except TypeError:  # it does not say
+        return False
+
+
+def _refuse_mask(name: str, array: object) -> None:
+    if np.ma.isMaskedArray(array):
+        raise ValueError(f"{name} is a masked array: fill it first, no format can hold a mask")
 
 
 def _decode_rows(packed: PackedWeight, start: int, stop: int, out: np.ndarray) -> None:
@@ -272,8 +321,11 @@ def _row_chunks(n: int, k: int, elements: int = _CHUNK_ELEMENTS) -> Iterable[tup
 
 def _map_rows(function: Callable, n: int, k: int, threads: int | None) -> list:
     """function(start, stop) over row chunks, in order, on `threads` threads."""
+    threads = (os.cpu_count() or 1) if threads is None else require_integer("threads", threads)
+    if threads < 1:
+        raise ValueError(f"threads={threads} is below 1")
     chunks = list(_row_chunks(n, k))
-    workers = min(threads or os.cpu_count() or 1, len(chunks))
+    workers = min(threads, len(chunks))
     if workers == 1:
         return [function(*chunk) for chunk in chunks]
     with ThreadPoolExecutor(workers) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def test_gpt_oss_takes_one_expert_or_many() -> None:
     assert same(ck.from_gpt_oss(blocks[1], scales[1])[0], experts[1])
     with pytest.raises(ValueError, match=r"blocks \[3, 6, 32\] and scales \[3, 6, 2\]"):
         ck.from_gpt_oss(blocks.reshape(3, 6, 32), scales)
+    for n, groups in ((0, 2), (6, 0), (0, 0)):
+        empty = np.zeros((3, n, groups, 16), np.uint8), np.zeros((3, n, groups), np.uint8)
+        with pytest.raises(ValueError, match=f"hold no weight: N={n}, K={32 * groups}"):
+            ck.from_gpt_oss(*empty)
+    with pytest.raises(ValueError, match="to_gpt_oss needs at least one expert"):
+        ck.to_gpt_oss([])
     odd = ck.to_gpt_oss([quantize(weights(5), "mxfp4")])
     with pytest.raises(ValueError, match="N=5 is odd"):
         ck.from_gpt_oss(*odd, deinterleave=True)
@@ -148,6 +155,44 @@ def test_nvfp4_round_trips_through_both_families(tensor_scale: float) -> None:
     assert np.abs(again.tensor_scale - packed.tensor_scale) <= np.spacing(packed.tensor_scale)
     # What came from a divisor goes back to one that gives the very same tensor scale.
     assert same(ck.from_compressed_tensors_nvfp4(**ck.to_compressed_tensors_nvfp4(again)), again)
+
+
+def nvfp4(*tensor_scale: float) -> PackedWeight:
+    n = len(tensor_scale)
+    values, scales = np.full((n, 8), 0x5A, np.uint8), np.full((n, 1), 0x38, np.uint8)
+    return PackedWeight(
+        "nvfp4", n, 16, values, scales, np.array(tensor_scale, np.float32), (1,) * n
+    )
+
+
+def test_a_tensor_scale_without_a_divisor_is_refused_by_its_value() -> None:
+    """The reciprocal overflows, or is subnormal and comes back far off."""
+    for bad in (1e-45, 2.0**-129, 2.0**-128, 1.9 * 2.0**127, 3.3e38, 3.4028235e38):
+        value = np.float32(bad)
+        with pytest.raises(ValueError, match=re.escape(f"tensor_scale {value} of shard 1")):
+            ck.to_compressed_tensors_nvfp4(nvfp4(1.0, bad))
+        assert same(ck.from_modelopt_nvfp4(**ck.to_modelopt_nvfp4(nvfp4(bad))), nvfp4(bad))
+
+
+@given(st.floats(2.0**-149, 3.4028234663852886e38, width=32))
+def test_a_divisor_is_written_only_if_it_gives_the_tensor_scale_back(tensor_scale: float) -> None:
+    packed = nvfp4(tensor_scale)
+    try:
+        tensors = ck.to_compressed_tensors_nvfp4(packed)
+    except ValueError:
+        assert not 2.0**-126 <= tensor_scale <= 2.0**126
+        return
+    again = ck.from_compressed_tensors_nvfp4(**tensors)
+    unit = packed.tensor_scale - np.nextafter(packed.tensor_scale, 0)
+    assert np.abs(again.tensor_scale - packed.tensor_scale) <= unit
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_divisor_too_small_to_invert_is_what_the_error_names() -> None:
+    packed = nvfp4(1.0, 1.0)
+    divisor = np.array([1.0, 1e-45], np.float32)
+    with pytest.raises(ValueError, match=r"weight_global_scale \[1.0, 1.4\S*e-45\] is too small"):
+        ck.from_compressed_tensors_nvfp4(packed.values, packed.scales, divisor, (1, 1))
 
 
 def test_case_7_fused_shards_keep_their_tensor_scales_in_both_families() -> None:

@@ -82,6 +82,31 @@ def test_case_8_a_k_outside_the_groups_is_refused(name: str) -> None:
         formats.weight_bytes(name, 0, group)
 
 
+@pytest.mark.parametrize("name", [*formats.DENSE_BYTES, *formats.FORMATS])
+@pytest.mark.parametrize(
+    ("n", "k", "says"),
+    [
+        (-8, 128, "N=-8"),
+        (8, -128, "K=-128"),
+        (-8, -128, "N=-8"),
+        (0, 128, "N=0"),
+        (8, 0, "K=0"),
+        (8.0, 128, "N=8.0 is float, not an integer"),
+        (8, True, "K=True is bool, not an integer"),
+    ],
+)
+def test_sizes_that_no_weight_has_are_refused(name: str, n: int, k: int, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        formats.weight_bytes(name, n, k)
+
+
+@pytest.mark.parametrize("name", [*formats.DENSE_BYTES, *formats.FORMATS])
+def test_bytes_do_not_wrap_around_in_numpy_integers(name: str) -> None:
+    n = k = 2**17
+    found = formats.weight_bytes(name, np.int32(n), np.int32(k))
+    assert type(found) is int and found == formats.weight_bytes(name, n, k)
+
+
 # --- Decode: all codes ----------------------------------------------------------------------------
 
 

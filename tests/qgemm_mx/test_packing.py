@@ -37,11 +37,12 @@ def realistic(n: int, k: int, seed: int = 0) -> np.ndarray:
     return weight.astype(np.float32)
 
 
-def ones(format: str, n: int, k: int, code: int) -> PackedWeight:
-    """All elements e2m1 1.0 (int4 2), all scales `code`."""
+def ones(format: str, n: int, k: int, code: int, byte: int = 0x22) -> PackedWeight:
+    """All elements e2m1 1.0 (int4 2) or the nibbles of `byte`, all scales `code`, tensor scale 1."""
     fmt = FORMATS[format]
-    values = np.full((n, k // 2), 0x22, np.uint8)
-    return PackedWeight(format, n, k, values, np.full((n, k // fmt.group), code, fmt.scale_dtype))
+    values = np.full((n, k // 2), byte, np.uint8)
+    scales = np.full((n, k // fmt.group), code, fmt.scale_dtype)
+    return PackedWeight(format, n, k, values, scales, np.ones(1))
 
 
 # --- A second quantiser, one element at a time ----------------------------------------------------
@@ -145,10 +146,25 @@ def test_quantize_equals_the_naive_quantiser_on_any_bits(case: tuple[str, str], 
 
 
 def test_the_low_nibble_is_the_even_index() -> None:
-    assert pack_nibbles(np.array([0x1, 0xF, 0x8, 0x0])).tolist() == [0xF1, 0x08]
+    assert pack_nibbles(np.array([0x1, 0xF, 0x8, 0x0], np.uint8)).tolist() == [0xF1, 0x08]
     assert unpack_nibbles(np.array([0xF1, 0x08], np.uint8)).tolist() == [0x1, 0xF, 0x8, 0x0]
     with pytest.raises(ValueError, match="K=3 is odd"):
         pack_nibbles(np.zeros((2, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (np.array([[0, 1], [16, 2]], np.uint8), "code 16 is above 15"),
+        (np.array([0, 255], np.uint8), "code 255 is above 15"),
+        (np.array([0, -1], np.int8), "codes are int8, not uint8"),
+        (np.array([256, 1]), "codes are int64, not uint8"),
+        (np.array([0.9, 1.0]), "codes are float64, not uint8"),
+    ],
+)
+def test_what_does_not_fit_in_a_nibble_is_refused(codes: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack_nibbles(codes)
 
 
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 4), st.integers(1, 9))))
@@ -171,7 +187,11 @@ def test_what_a_format_holds_survives_the_round_trip(format: str, data) -> None:
     codes[:, :: fmt.group] = 7
     scales = {"e8m0": 120, "e4m3": 0x7E, "bf16": 0x3F80}[fmt.scale]
     packed = PackedWeight(
-        format, *shape, pack_nibbles(codes), np.full((shape[0], 2), scales, fmt.scale_dtype)
+        format,
+        *shape,
+        pack_nibbles(codes),
+        np.full((shape[0], 2), scales, fmt.scale_dtype),
+        np.ones(1),
     )
     again = quantize(dequantize(packed), format)
     assert np.array_equal(again.values, packed.values)
@@ -248,8 +268,7 @@ def test_decoding_follows_ml_dtypes(format: str) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_case_2_e8m0_code_0_is_a_subnormal(dtype: type) -> None:
-    packed = ones("mxfp4", 2, 64, code=0)
-    packed.values[:] = 0x91  # +0.5 at even K, -0.5 at odd K
+    packed = ones("mxfp4", 2, 64, code=0, byte=0x91)  # +0.5 at even K, -0.5 at odd K
     decoded = dequantize(packed, dtype)
     assert (decoded[:, 0::2] == 2.0**-128).all() and (decoded[:, 1::2] == -(2.0**-128)).all()
     assert (reference_matmul(np.eye(1, 64), packed) == 2.0**-128).all()
@@ -259,7 +278,9 @@ def test_case_2_e8m0_code_0_is_a_subnormal(dtype: type) -> None:
 def test_case_3_a_nan_scale_makes_exactly_its_block_nan(format: str, code: int) -> None:
     group = FORMATS[format].group
     packed = ones(format, 5, 4 * group, code=0x38)
-    packed.scales[3, 2] = code
+    scales = packed.scales.copy()
+    scales[3, 2] = code
+    packed = dataclasses.replace(packed, scales=scales)
     nan = np.zeros((5, 4 * group), bool)
     nan[3, 2 * group : 3 * group] = True
     for decoded in (dequantize(packed), dequantize(packed, np.float64)):
@@ -286,9 +307,9 @@ def test_case_5_the_tensor_scale_is_applied_in_fp32() -> None:
     # element * scale is exact, the tensor scale is the one rounding.
     tensor_scale = np.float32(1 / 3)
     packed = dataclasses.replace(
-        ones("nvfp4", 1, 32, code=0x7D), tensor_scale=np.array([tensor_scale])
+        ones("nvfp4", 1, 32, code=0x7D, byte=0x55),  # 3 * 416 is exact
+        tensor_scale=np.array([tensor_scale]),
     )
-    packed.values[:] = 0x55  # 3 * 416 is exact
     assert (dequantize(packed) == np.float32(3 * 416) * tensor_scale).all()
     assert (dequantize(packed, np.float64) == 3.0 * 416.0 * float(tensor_scale)).all()
 
@@ -409,6 +430,12 @@ def test_sizes_and_row_scales() -> None:
         ({"format": "fp4"}, "'fp4' is not one of"),
         ({"k": 2881}, "K=2881 is not a multiple of the nvfp4 scale group 16"),
         ({"n": 0}, "N=0 is below 1"),
+        ({"n": 4.0}, "N=4.0 is float, not an integer"),
+        ({"n": True}, "N=True is bool, not an integer"),
+        ({"k": "32"}, "K='32' is str, not an integer"),
+        ({"shard_rows": (2.5, 1.5)}, "shard_rows=2.5 is float, not an integer"),
+        ({"tensor_scale": None}, r"tensor_scale is missing: nvfp4 needs one per shard \(4,\)"),
+        ({"values": np.ma.masked_all((4, 16), np.uint8)}, "values is a masked array"),
         (
             {"values": np.zeros((4, 17), np.uint8)},
             r"values is uint8 \[4, 17\], not uint8 \[4, 16\]",
@@ -431,6 +458,50 @@ def test_impossible_weights_are_refused(change: dict, message: str) -> None:
         dataclasses.replace(good, **change)
 
 
+def test_sizes_are_python_integers_whatever_integers_came() -> None:
+    packed = dataclasses.replace(
+        ones("mxfp4", 4, 32, code=1),
+        n=np.int32(4),
+        k=np.int64(32),
+        tensor_scale=None,
+        shard_rows=np.array([1, 3]),
+    )
+    assert [type(v) for v in (packed.n, packed.k, *packed.shard_rows)] == [int] * 4
+
+
+@pytest.mark.parametrize("name", ["values", "scales", "tensor_scale"])
+def test_nobody_can_change_a_weight(name: str) -> None:
+    good = ones("nvfp4", 4, 32, code=1)
+    mine = np.array(getattr(good, name))
+    before = mine.copy()
+    view = mine[...]
+    view.flags.writeable = False  # a window through which nobody writes, on memory that I do write
+    for array in (mine, view):
+        packed = dataclasses.replace(good, **{name: array})
+        mine[...] = 3
+        assert np.array_equal(getattr(packed, name), before)
+        mine[...] = before
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(packed, name)[0] = 0
+
+
+def test_what_nobody_can_write_to_is_not_copied() -> None:
+    packed = quantize(realistic(4, 32), "nvfp4")
+    again = dataclasses.replace(packed, tensor_scale=np.ones(1))
+    assert again.values is packed.values and again.scales is packed.scales
+    for joined in (packed, concatenate([packed, packed])):
+        assert joined.values.base is None and not joined.values.flags.writeable
+    stored = packed.values.tobytes()
+    shared = dataclasses.replace(
+        packed, values=np.frombuffer(stored, np.uint8).reshape(packed.values.shape)
+    )
+    assert np.shares_memory(shared.values, np.frombuffer(stored, np.uint8))
+    held = dataclasses.replace(
+        packed, values=np.frombuffer(bytearray(stored), np.uint8).reshape(packed.values.shape)
+    )
+    assert held.values.base is None, "a bytearray can change: it is copied"
+
+
 def test_only_nvfp4_has_a_tensor_scale() -> None:
     with pytest.raises(ValueError, match="mxfp4 has no tensor scale"):
         dataclasses.replace(ones("mxfp4", 1, 32, code=127), tensor_scale=np.array([2.0]))
@@ -444,6 +515,16 @@ def test_arguments_are_checked() -> None:
         quantize(weight[0], "mxfp4")
     with pytest.raises(ValueError, match="'modelopt' is not one of ocp_floor, modelopt_ceil"):
         quantize(weight, "mxfp4", "modelopt")
+    with pytest.raises(ValueError, match="weight is a masked array: fill it first"):
+        quantize(np.ma.masked_greater(weight, 0), "mxfp4")
+    for format in ("mxfp4", "nvfp4"):
+        for threads in (0, -1):
+            with pytest.raises(ValueError, match=f"threads={threads} is below 1"):
+                quantize(weight, format, threads=threads)
+            with pytest.raises(ValueError, match=f"threads={threads} is below 1"):
+                dequantize(quantize(weight, format), threads=threads)
+    with pytest.raises(ValueError, match="threads=1.5 is float, not an integer"):
+        quantize(weight, "mxfp4", threads=1.5)
     with pytest.raises(ValueError, match="float16 is neither float32 nor float64"):
         dequantize(quantize(weight, "mxfp4"), np.float16)
     with pytest.raises(ValueError, match="at least one shard"):

@@ -176,7 +176,7 @@ def _every_code(fmt: str, cubin: Path) -> CheckResult:
     scales = np.arange(count, dtype=np.int64).astype(spec.scale_dtype).reshape(-1, 1)
     byte = np.arange(spec.group // 2, dtype=np.uint16)
     values = np.tile(((2 * byte) % 16 | ((2 * byte + 1) % 16) << 4).astype(np.uint8), (count, 1))
-    packed = PackedWeight(fmt, count, spec.group, values, scales)
+    packed = PackedWeight(fmt, count, spec.group, values, scales, np.ones(1))
     decoded = cp.asnumpy(launch.reference_decode(*launch.to_device(packed), fmt, cubin))
     with np.errstate(over="ignore", invalid="ignore"):
         return _same_bits("all_codes", decoded, dequantize(packed))

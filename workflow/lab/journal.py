@@ -1,20 +1,24 @@
 """A campaign while it is being measured: an append-only journal that survives a crash, a kill and Ctrl-C.
 
 `.work/partial/<key>/` holds header.json, journal.jsonl and one pair of Parquet parts a finished
-point. A part is complete before its journal line is written, so a line vouches for its part, and a
-part without a line is ignored. The key comes from what makes legs comparable (device, cubins,
-protocol, seed, source): a change of any of them starts another journal.
+point. A part is on the disk before its journal line is written, so a line vouches for its part, and
+a part without a line is ignored. A part that is lost or changed all the same takes its point with
+it: the next `open` says so in a line, and the point is taken again. The key comes from what makes
+legs comparable (device, cubins, protocol, seed, source): a change of any of them starts another
+journal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +42,7 @@ _IDENTITY = (
     "cubins",
 )
 _NO_WORD = "the process ended without a word"
+_PART = re.compile(r"part-\d{5,}\.(samples|telemetry)\.parquet")
 
 
 def utc_now() -> str:
@@ -99,14 +104,17 @@ class PartialCampaign:
     def open(cls, root: Path, header: Mapping[str, Any]) -> PartialCampaign:
         """Start `root/<key>/`, or go on with it; `header` holds the keys of lab.schema.HEADER_KEYS.
 
-        An attempt that an earlier process left open becomes a `crashed` row. Raises CampaignError on a header that the
-        schema refuses, on a journal that another process has open, and on one that is damaged before its last line.
+        An attempt that an earlier process left open becomes a `crashed` row, and so does a point whose parts are
+        missing or changed: it counts as unfinished. Raises CampaignError on a header, given or found, that the schema
+        refuses, on one found that is damaged or of another key, on a journal that another process has open, and on one
+        that is damaged before its last line.
         """
         header = dict(header)
         header.setdefault("created_utc", utc_now())
         check_header(header)
         folder = Path(root) / partial_key(header)
         folder.mkdir(parents=True, exist_ok=True)
+        _sync(folder.parent)
         lock = (folder / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,13 +125,15 @@ class PartialCampaign:
             ) from None
         try:
             if (folder / "header.json").is_file():
-                header = json.loads((folder / "header.json").read_text())
+                header = _read_header(folder)
             else:
-                _write_atomically(
-                    folder / "header.json", json.dumps(header, allow_nan=False).encode()
-                )
-            partial = cls(folder, header, _read_journal(folder / "journal.jsonl"), lock)
+                text = json.dumps(header, allow_nan=False)
+                _write_durably(folder / "header.json", lambda path: path.write_text(text))
+            lines = _read_journal(folder / "journal.jsonl")
+            _sync(folder)
+            partial = cls(folder, header, lines, lock)
             partial._close_dangling()
+            partial._drop_lost_points()
         except BaseException:
             lock.close()
             raise
@@ -142,7 +152,7 @@ class PartialCampaign:
     @property
     def finished(self) -> tuple[str, ...]:
         """Names of the finished points, in the order they were taken."""
-        return tuple(line["point"] for line in self._lines if line["type"] == "point")
+        return tuple(_kept_points(self._lines))
 
     def append_point(
         self,
@@ -167,20 +177,20 @@ class PartialCampaign:
         problems += [f"{cell} is in an earlier point" for cell in cells if cell.key in earlier]
         if problems:
             raise CampaignError(f"point {point}: " + "; ".join(problems))
-        number = len(self.finished)
+        # A lost point keeps its number: another point's parts may still be of the numbers after it.
+        number = sum(line["type"] == "point" for line in self._lines)
         parts = {}
         for name, frame, schema in (
             ("samples", samples, legs.SAMPLES_SCHEMA),
             ("telemetry", telemetry, legs.TELEMETRY_SCHEMA),
         ):
             path = self.folder / f"part-{number:05d}.{name}.parquet"
-            scratch = path.with_suffix(".tmp")
-            legs.write_table(frame, schema, scratch)
-            os.replace(scratch, path)
+            _write_durably(path, functools.partial(legs.write_table, frame, schema))
             parts[name] = {
                 "file": path.name,
                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             }
+        _sync(self.folder)
         self._append(
             {
                 "type": "point",
@@ -251,7 +261,7 @@ class PartialCampaign:
             cells=tuple(CellRow.from_json(c) for p in points for c in p["cells"]),
             checks=tuple(CheckRow.from_json(c) for p in points for c in p["checks"]),
             attempts=tuple(
-                AttemptRow.from_json(x["row"]) for x in self._lines if x["type"] == "attempt"
+                AttemptRow.from_json(x["row"]) for x in self._lines if x["type"] in _WITH_ROW
             ),
             constants=self.constants,
             counters=tuple(
@@ -262,21 +272,24 @@ class PartialCampaign:
         )
 
     def _points(self) -> list[dict[str, Any]]:
-        return [line for line in self._lines if line["type"] == "point"]
+        return list(_kept_points(self._lines).values())
 
     def _frame(self, name: str, schema: Any) -> pd.DataFrame:
         frames = []
         for point in self._points():
-            part = point["parts"][name]
-            path = self.folder / part["file"]
-            if (
-                not path.is_file()
-                or hashlib.sha256(path.read_bytes()).hexdigest() != part["sha256"]
-            ):
-                raise CampaignError(f"{path.name} of point {point['point']} is missing or changed")
-            frames.append(legs.read_table(path, schema))
+            if lost := self._lost_part(point, name):
+                raise CampaignError(f"{lost} of point {point['point']} is missing or changed")
+            frames.append(legs.read_table(self.folder / point["parts"][name]["file"], schema))
         frames = [f for f in frames if len(f)]
         return pd.concat(frames, ignore_index=True) if frames else legs.empty(schema)
+
+    def _lost_part(self, point: dict[str, Any], name: str) -> str | None:
+        """The file of a point's part if its bytes are not those that were journalled."""
+        part = point["parts"][name]
+        path = self.folder / part["file"]
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == part["sha256"]:
+            return None
+        return path.name
 
     def _append(self, line: dict[str, Any]) -> None:
         text = json.dumps(line, allow_nan=False) + "\n"
@@ -302,6 +315,22 @@ class PartialCampaign:
             opening = {k: v for k, v in line.items() if k != "type"}
             row = AttemptRow(status="crashed", reason=_NO_WORD, seconds=None, **opening)
             self._append({"type": "attempt", "row": to_json(row)})
+
+    def _drop_lost_points(self) -> None:
+        for point in self._points():
+            lost = [
+                file for name in sorted(point["parts"]) if (file := self._lost_part(point, name))
+            ]
+            if lost:
+                row = AttemptRow(
+                    stage="point",
+                    status="crashed",
+                    reason=f"{' and '.join(lost)} of the finished point {point['point']} missing or"
+                    " changed: the point is to be taken again",
+                    started_utc=utc_now(),
+                    seconds=None,
+                )
+                self._append({"type": "lost", "point": point["point"], "row": to_json(row)})
 
 
 def check_point(
@@ -359,21 +388,114 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
     if len(whole) != len(data):
         with path.open("r+b") as file:
             file.truncate(len(whole))
-    lines = []
+    lines: list[dict[str, Any]] = []
+    begun = 0
     for number, text in enumerate(whole.splitlines(), 1):
+        where = f"line {number} of {path.parent.name}/{path.name}"
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
-            raise CampaignError(
-                f"line {number} of {path.parent.name}/{path.name} is not JSON"
-            ) from None
+            raise CampaignError(f"{where} is not JSON") from None
+        try:
+            begun += _check_line(line, lines, begun)
+        except CampaignError as error:
+            raise CampaignError(f"{where}: {error}") from None
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CampaignError(f"{where} is no line of a journal: {error!r}") from None
+        lines.append(line)
     return lines
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def _check_line(line: Any, earlier: Sequence[dict[str, Any]], begun: int) -> int:
+    """Refuse what `PartialCampaign` cannot have appended; how many attempts the line opens (-1 closes one)."""
+    if not isinstance(line, dict):
+        raise CampaignError(f"{type(line).__name__}, not an object")
+    if (kind := line.get("type")) not in _CHECKS:
+        raise CampaignError(f"type {kind!r} is not one of {', '.join(_CHECKS)}")
+    if kind == "attempt" and not begun:
+        raise CampaignError("an attempt ends that never began")
+    if kind in ("point", "lost"):
+        known = line["point"] in _kept_points(earlier)
+        if known != (kind == "lost"):
+            raise CampaignError(
+                f"point {line['point']!r} is {'finished already' if known else 'lost, but never was'}"
+            )
+    _CHECKS[kind]({name: part for name, part in line.items() if name != "type"})
+    return {"begin": 1, "attempt": -1}.get(kind, 0)
+
+
+def _check_point_line(line: dict[str, Any]) -> None:
+    if set(line) != {"point", "cells", "checks", "parts"} or not isinstance(line["point"], str):
+        raise CampaignError(f"a point of the keys {sorted(line)}, named {line.get('point')!r}")
+    for cell in line["cells"]:
+        CellRow.from_json(cell)
+    for check in line["checks"]:
+        CheckRow.from_json(check)
+    if set(line["parts"]) != {"samples", "telemetry"}:
+        raise CampaignError(f"the parts {sorted(line['parts'])} are not samples and telemetry")
+    for part in line["parts"].values():
+        if not _PART.fullmatch(part["file"]) or not isinstance(part["sha256"], str):
+            raise CampaignError(f"{part} is no part of a point")
+
+
+_WITH_ROW = ("attempt", "lost")
+_CHECKS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "begin": lambda line: AttemptRow(status="ok", reason=None, seconds=None, **line),
+    "attempt": lambda line: AttemptRow.from_json(line["row"]),
+    "point": _check_point_line,
+    "lost": lambda line: AttemptRow.from_json(line["row"]),
+    "constants": lambda line: check_constants(line["constants"]),
+    "counters": lambda line: check_counters(line["counters"]),
+}
+
+
+def _kept_points(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The lines of finished points by name, in the order they were taken, without those lost since."""
+    kept = {}
+    for line in lines:
+        if line["type"] == "point":
+            kept[line["point"]] = line
+        elif line["type"] == "lost":
+            del kept[line["point"]]
+    return kept
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    path = folder / "header.json"
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        if not isinstance(header, dict):
+            raise CampaignError(f"it holds {type(header).__name__}, not an object")
+        check_header(header)
+        if (key := partial_key(header)) != folder.name:
+            raise CampaignError(f"its key is {key}")
+    except (CampaignError, ValueError) as error:
+        raise CampaignError(
+            f"{path} is damaged or of another campaign ({error}): what was measured there cannot be used;"
+            f" move the folder {folder} away, and the same command starts a new one"
+        ) from None
+    return header
+
+
+def _no_number(name: str) -> Any:
+    raise CampaignError(f"it holds {name}, which is no JSON number")
+
+
+def _write_durably(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` make the file under another name, on the disk before it gets its own: `_sync` its folder then."""
     scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(data)
+    write(scratch)
+    _sync(scratch)
     os.replace(scratch, path)
+
+
+def _sync(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk: a power cut takes neither from now on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _as_json(value: Any) -> Any:
