@@ -242,7 +242,8 @@ def campaigns() -> list[dict]:
                 "power_limit_w": 700,
             },
             "software": {"python": "3.11.2", "numpy": "2.4.6", "cupy": "14.2.0", "nvcc": "13.0.88"},
-            "source": {"commit": "0" * 40, "dirty": False, "tree_digest": "1" * 64},
+            "source": {"commit": "0" * 40, "dirty": False, "tree_digest": "1" * 64}
+            | {"kernels_digest": "4" * 64},
             "prereg_head": "2" * 64,
             "protocol_sha256": "3" * 64,
             "seed": 20260101,
@@ -357,6 +358,26 @@ def campaigns() -> list[dict]:
                 "median": 0.003,
                 "largest": 0.02,
             },
+            "clocks": {
+                "readings": 400,
+                "capped": 0.5,
+                "sm_clock_mhz": 1700.0,
+                "power_w": 600.0,
+                "bands": [
+                    {"m_low": 1, "m_high": 64, "readings": 200, "capped": 0.0}
+                    | {"sm_clock_mhz": 1980.0, "power_w": 500.0},
+                    {"m_low": 1024, "m_high": 8192, "readings": 200, "capped": 1.0}
+                    | {"sm_clock_mhz": 1420.0, "power_w": 690.0},
+                ],
+            },
+            "sittings": [
+                {"start": "2026-01-01 12:00:00", "end": "2026-01-01 12:08:00", "minutes": 8.0}
+                | {"cut_off": True, "stop": "the process ended without a word"}
+                | {"shapes": ["kv_gqa", "gate_up"], "constants": True},
+                {"start": "2026-01-01 12:09:00", "end": "2026-01-01 12:11:00", "minutes": 2.0}
+                | {"cut_off": False, "stop": None, "shapes": ["q_o_proj"], "constants": False},
+            ],
+            "longest_pause_s": 60.5,
             "telemetry": {
                 "sm_clock_mhz": {"min": 1700, "median": 1905, "max": 1980},
                 "power_w": {"min": 120, "median": 430, "max": 690},
@@ -409,8 +430,29 @@ def builds() -> list[dict]:
 
 
 def integrity() -> dict:
-    """A made-up verified chain."""
-    return {"status": "OK", "head": "2" * 64, "problems": []}
+    """A made-up verified chain of two freezes, both before the campaign."""
+    freeze = {"access": "none", "note": "made-up freeze of everything"}
+    freezes = [
+        freeze | {"seq": 1, "frozen_utc": "2026-01-01T11:00:00Z", "claims": 60},
+        freeze | {"seq": 2, "frozen_utc": "2026-01-01T11:40:00Z", "claims": 30, "access": "pilot"},
+    ]
+    return {"status": "OK", "head": "2" * 64, "problems": [], "freezes": freezes}
+
+
+def protocols() -> dict:
+    """A made-up protocol under the digest that the made-up campaign recorded."""
+    return {
+        "3" * 64: {
+            "telemetry": {"drop_reasons": ["hw_slowdown", "sw_thermal_slowdown"]},
+            "cublaslt": {
+                "requested_candidates": 24,
+                "workspace_bytes": 8 << 20,
+                "fp8_fast_accumulation": True,
+                "select": "made-up choice of cuBLASLt",
+            },
+            "stream": {"select": "made-up choice of the stream"},
+        }
+    }
 
 
 def scores() -> dict:
@@ -452,4 +494,7 @@ def report_arguments() -> dict:
         "scores": scores(),
         "integrity": integrity(),
         "shapes": SHAPES,
+        "protocols": protocols(),
+        "pinned": {"numpy": "2.4.6", "cupy-cuda13x": "14.9.9", "scipy": "1.0"},
+        "present": {"kernels_digest": "4" * 64, "tree_digest": "5" * 64},
     }

@@ -18,7 +18,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import recorded  # noqa: E402
 import synthetic  # noqa: E402
 
-from lab import figures, page, replay, report, soundness  # noqa: E402
+from lab import (  # noqa: E402
+    baselines,
+    clocks,
+    figures,
+    page,
+    pins,
+    replay,
+    report,
+    sittings,
+    soundness,
+)
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input", "col"}
 
@@ -241,10 +251,74 @@ def test_headline_numbers_follow_from_the_cells(tmp_path):
         cells.loc[cells["role"] != "correctness_only", column] = 10.0
     cells.loc[cells["kernel"] == "cublaslt_fp8", "time_us"] = 4.0
     cells["floor_us"] = cells["floor_us"].where(cells["floor_us"].isna(), 5.0)
-    facts = {f["value"] for f in report._cell_facts(cells)}
-    assert facts == {"50 % of the floor", "2.50 ×", "1.00 ×"}
+    facts = [f["value"] for f in report._cell_facts(cells, 1 << 26)]
+    assert facts == ["2.50 ×", "1.00 ×", "2.50 ×", "1.00 ×", "1.00 ×"]
     cells["correctness"] = "failed"
-    assert report._cell_facts(cells) == []
+    assert report._cell_facts(cells, 1 << 26) == []
+    assert report._floor_facts(cells, synthetic.SHAPES, None) == []
+
+
+def floor_cells(shares: dict[str, float]) -> pd.DataFrame:
+    """Cells of cuBLASLt BF16 at M = 1 that reach the given shares of their floor."""
+    chosen = [s for s in synthetic.SHAPES if s["name"] in shares]
+    cells = synthetic.cells(ms=[1], shapes=chosen)
+    cells = cells[(cells["kernel"] == "cublaslt_bf16") & (cells["regime"] == "cold_graph")]
+    return cells.assign(floor_us=10.0, time_us=10.0 / cells["shape"].map(shares))
+
+
+def test_the_floor_card_has_range_mean_and_verdict():
+    cells = floor_cells({"llama70b_gate_up": 0.9, "llama70b_down": 0.8, "q_o_proj": 0.5})
+    (fact,) = report._floor_facts(cells, synthetic.SHAPES, {"verdict": "REFUTED"})
+    assert fact["value"] == "80 to 90 % of the floor" and fact["claim"]["verdict"] == "REFUTED"
+    assert "the 2 large shapes" in fact["text"]
+    assert f"all 3 shapes is {100 * (0.9 * 0.8 * 0.5) ** (1 / 3):.0f} %" in fact["text"]
+    assert "leaves up to 25 % over the floor" in fact["text"] and "conservative" in fact["text"]
+    (fact,) = report._floor_facts(floor_cells({"llama70b_down": 1.1}), synthetic.SHAPES, None)
+    assert fact["value"] == "110 % of the floor" and "flatter a kernel" in fact["text"]
+
+
+def near_floor(verdict: str, observed: float | None) -> tuple[dict, pd.DataFrame]:
+    """The frozen claim about the floor, and its verdict."""
+    claim = synthetic.claim(soundness.NEAR_FLOOR, "R0", "r0.harness", "threshold", "blind", "ratio")
+    claim |= {"threshold": 1.06, "direction": "below"}
+    row = {k: claim[k] for k in ("rung", "kind", "novelty", "unit")} | {"claim": claim["id"]}
+    row |= {"verdict": verdict, "observed": observed}
+    row |= {"ci_low": observed and observed - 0.002, "ci_high": observed and observed + 0.002}
+    return claim, pd.DataFrame([row])
+
+
+def test_the_verdict_on_the_floor_stands_with_the_answer_and_the_card(tmp_path, drawn):
+    claim, verdict = near_floor("REFUTED", 1.0974)
+    given = synthetic.report_arguments()
+    text = write(
+        tmp_path,
+        {},
+        claims=[*given["claims"], claim],
+        verdicts=pd.concat([given["verdicts"], verdict], ignore_index=True),
+    )
+    for name in ("headline", "sound"):
+        part = section(text, name)
+        assert f'href="#claim-{soundness.NEAR_FLOOR}"' in part and 'badge REFUTED">' in part
+        assert "at most 1.06 times the floor. Observed 1.097 (1.095 to 1.099)" in Page(part).text
+    assert f'<tr id="claim-{soundness.NEAR_FLOOR}">' in section(text, "claims")
+
+
+def test_a_floor_claim_that_was_not_run_has_no_verdict_to_show():
+    claim, verdict = near_floor("NOT_RUN", None)
+    assert soundness.near_floor(verdict, {claim["id"]: claim}) is None
+    assert soundness.near_floor(verdict.iloc[:0], {}) is None
+
+
+def test_hot_ratios_are_apart_by_the_cache_they_fill():
+    cells = synthetic.cells(ms=[1], shapes=synthetic.SHAPES[:3])
+    shown = figures.timed(cells)
+    ratios = pd.Series({"kv_gqa": 1.25, "q_o_proj": 1.1, "gate_up": 1.0})
+    (fact,) = report._hot_fact(shown, ratios, 2 * 1024 * 4096)
+    assert fact["value"] == "1.25 ×" and "up to half of the cache" in fact["text"]
+    assert "Where they do not fit, the ratio is 1.05 (1.00 to 1.10 over 2 shapes)." in fact["text"]
+    (fact,) = report._hot_fact(shown, ratios.iloc[1:], 4096 * 4096)
+    assert fact["value"] == "1.10 ×" and "take more than half" in fact["text"]
+    assert report._hot_fact(shown, ratios.iloc[:0], 1e6) == []
 
 
 def section(html: str, name: str) -> str:
@@ -269,6 +343,8 @@ def test_the_instrument_is_put_to_the_test(html, bare):
         "6 of 6 exact checks passed on the device.",
         "4 of 4 comparisons with 64-bit arithmetic passed.",
         "1.40 µs at least in a graph.",
+        "No: 50 % of the readings show the power cap.",
+        "No: in 2 sittings, 10 minutes together.",
     ]
     page = Page(html)
     assert "2 to 11 of 126 (95 % range of the binomial). 7 lies in that range." in page.text
@@ -299,9 +375,10 @@ def test_a_failed_comparison_with_the_driver_is_said():
 def test_an_older_campaign_answers_what_the_newest_did_not_ask():
     old = synthetic.campaigns()[0]
     new = old | {"a_a": None, "counters": [], "constants": {}, "checks": [], "attempts": []}
-    kit = page.Tables({k: [k, "text", k] for k in ("kernel", "format", "shape", "dram_mb", "dram")})
+    new |= {"clocks": None, "sittings": []}
+    kit = page.Tables(report_columns())
     found = soundness.answers(kit, synthetic.cells().iloc[:0], [old, new], synthetic.SHAPES)
-    assert len(found) == 6 and found[0]["short"] == "At 7 of 126 points."
+    assert len(found) == 8 and found[0]["short"] == "At 7 of 126 points."
 
 
 def twin_legs(points: int, blocks: int, shift: float) -> pd.DataFrame:
@@ -366,6 +443,260 @@ def test_regime_ratios(html):
     # Six kernel-format pairs at M = 1 and M = 64, nine shapes each.
     assert len(rows) == 12 and all(r.count('<td class="num">9</td>') == 1 for r in rows)
     assert re.search(r"(1\.\d\d) \(1\.02 to 1\.43\)", section)
+
+
+def regime_cells(cold: float, hot: float, looped: float, m: int) -> pd.DataFrame:
+    """One kernel at one point in three regimes."""
+    cells = synthetic.cells(ms=[64], shapes=synthetic.SHAPES[:1])
+    cells = cells[cells["kernel"] == "cublaslt_fp8"]
+    times = {"cold_graph": cold, "hot_graph": hot, "cold_loop": looped}
+    return cells.assign(time_us=cells["regime"].map(times), M=m)
+
+
+def test_ratios_below_one_are_counted_and_the_largest_deviation_is_a_limit(tmp_path):
+    bias = report._regime_bias(regime_cells(10.0, 12.5, 9.0, 512))
+    assert (bias["below"], bias["of"], bias["lowest"], bias["large"]) == (2, 2, "0.800", "20 %")
+    assert bias["where"] == "cold / hot, cublaslt_fp8 in FP8, q_o_proj, M = 512"
+    bias = report._regime_bias(regime_cells(10.0, 9.0, 9.5, 16))
+    assert (bias["below"], bias["of"], bias["large"]) == (1, 2, None)
+    assert bias["where"].startswith("looped / graphed")
+    assert report._regime_bias(regime_cells(10.0, 9.0, 11.0, 512)) is None
+    assert report._regime_bias(synthetic.cells().iloc[:0]) is None
+    page = Page(write(tmp_path, {}, cells=regime_cells(10.0, 12.5, 9.0, 512)))
+    assert "2 of 2 single ratios lie below 1, the lowest at 0.800" in page.text
+    assert "can differ by up to about 20 %" in page.text
+
+
+def readings(times: list[int], reasons: list[int], clock: float = 1500.0) -> pd.DataFrame:
+    row = {"sm_clock_mhz": clock, "mem_clock_mhz": None, "power_w": 650.0, "temperature_c": 50.0}
+    rows = [row | {"t_ns": t, "throttle_reasons": r} for t, r in zip(times, reasons, strict=True)]
+    return pd.DataFrame(rows)
+
+
+def test_readings_are_joined_to_the_legs_by_time():
+    spans = [(1, 100, 200), (1, 300, 400), (4096, 500, 900)]
+    legs = pd.DataFrame([{"M": m, "start_ns": a, "end_ns": b} for m, a, b in spans])
+    # Before, inside, between, inside, inside the long one three times, after.
+    times, reasons = [50, 150, 250, 400, 500, 600, 900, 950], [4, 0, 4, 4, 4, 5, 1, 4]
+    found = clocks.steadiness(legs, readings(times, reasons))
+    assert found["readings"] == 5 and found["capped"] == 0.6
+    small, large = found["bands"]
+    assert (small["m_low"], small["m_high"], small["readings"], small["capped"]) == (1, 1, 2, 0.5)
+    assert (large["m_low"], large["readings"]) == (4096, 3) and abs(large["capped"] - 2 / 3) < 1e-9
+    assert large["sm_clock_mhz"] == 1500.0 and large["power_w"] == 650.0
+    assert clocks.steadiness(legs, readings([50, 950], [4, 4])) is None
+    assert clocks.steadiness(legs.iloc[:0], readings([50], [4])) is None
+    silent = readings([150], [0]).assign(throttle_reasons=None, sm_clock_mhz=None)
+    assert clocks.steadiness(legs, silent)["capped"] is None
+
+
+def test_clocks_are_reported_with_the_frozen_reasons(html):
+    part = Page(section(html, "sound")).text
+    assert "within the power limit of 700 W" in part
+    assert "frozen reasons only: hardware slowdown, software thermal slowdown." in part
+    assert "1024 to 8192 100 % 1420 690 200" in part
+    legs = Page(section(html, "attempts")).text
+    assert "hardware slowdown, software thermal slowdown" in legs
+    campaign = synthetic.campaigns()[0]
+    campaign["clocks"] |= {"capped": 0.0}
+    found = soundness._clock_answer(page.Tables(report_columns()), campaign, {})
+    assert found["short"].startswith("Yes") and "frozen reasons" not in found["words"]
+
+
+POINT = ("cublaslt_fp8", "fp8_e4m3", "kv_gqa", 1024, 4096, 1, None)
+NOWHERE = (None,) * 7
+
+
+@pytest.mark.parametrize("ending", ["crashed", "interrupted", None])
+def test_a_stopped_process_ends_a_sitting(ending):
+    run = [
+        synthetic.attempt("occupancy", "ok", None, 0, 0.1, NOWHERE),
+        synthetic.attempt("constants", "ok", None, 1, 30.0, NOWHERE),
+        synthetic.attempt("point", "ok", None, 2, 30.0, POINT),
+    ]
+    other = POINT[:2] + ("gate_up",) + POINT[3:]
+    if ending:
+        run.append(synthetic.attempt("point", ending, "made up", 4, None, other))
+    run.append(synthetic.attempt("occupancy", "ok", None, 6, 0.1, NOWHERE))
+    run.append(synthetic.attempt("point", "ok", None, 7, 60.0, other))
+    first, second = sittings.sittings(run)
+    assert first["shapes"] == ["kv_gqa"] and second["shapes"] == ["gate_up"]
+    assert first["constants"] and not second["constants"]
+    assert first["minutes"] == (4.0 if ending else 2.5) and second["minutes"] == 2.0
+    assert first["cut_off"] is bool(ending) and first["stop"] == ("made up" if ending else None)
+    assert second["end"] == "2026-01-01 12:08:00" and not second["cut_off"]
+
+
+def test_one_sitting_is_one_and_a_failed_check_ends_none():
+    run = [
+        synthetic.attempt("occupancy", "failed", "differs", 0, 0.1, NOWHERE),
+        synthetic.attempt("point", "failed", "wrong", 1, 30.0, POINT),
+        synthetic.attempt("counters", "refused", "no right", 2, 0.0, NOWHERE),
+    ]
+    assert len(sittings.sittings(run)) == 1 and sittings.sittings([]) == []
+    campaign = {"sittings": sittings.sittings(run), "longest_pause_s": 3.0}
+    found = soundness._sitting_answer(page.Tables(report_columns()), campaign)
+    assert found["short"] == "Yes, in 2 minutes." and "stopped" not in found["words"]
+
+
+def test_the_longest_pause_is_the_widest_gap():
+    assert sittings.longest_pause(readings([0, 20, 5_000_000_020, 40], [0] * 4)) == 4.99999998
+    assert sittings.longest_pause(readings([7], [0])) is None
+
+
+def test_sittings_are_told(html):
+    part = Page(section(html, "sound")).text
+    assert "Measuring began 2026-01-01 12:00:00 and ended 2026-01-01 12:11:00 (UTC)." in part
+    assert "The device constants come from sitting 1" in part
+    assert "over 8.0 kv_gqa, gate_up; device constants" in part and "2.0 q_o_proj" in part
+    assert "The longest pause between two readings of the clocks is 60.5 s." in part
+
+
+def test_what_described_adds_to_a_recorded_campaign(tmp_path):
+    found = replay.described(recorded.campaign(tmp_path))
+    assert found["clocks"]["readings"] == 6 and found["clocks"]["capped"] == 0.0
+    assert [s["shapes"] for s in found["sittings"]] == [["q_o_proj"]]
+    assert found["longest_pause_s"] == 1e-6
+
+
+def test_freezes_stand_before_the_claims(html, bare):
+    assert html.index('<section id="frozen">') < html.index('<section id="claims">')
+    part = Page(section(html, "frozen")).text
+    assert "1 2026-01-01 11:00:00 60 none made-up freeze" in part
+    assert (
+        "2 of 2 freezes are older than the newest campaign, the last of these by 20 minutes" in part
+    )
+    assert "recorded the head of the chain as it stands here" in part
+    assert "No freeze was given." in section(bare, "frozen")
+
+
+def test_a_freeze_after_the_campaign_is_not_counted_as_older():
+    integrity = synthetic.integrity()
+    integrity["freezes"][1]["frozen_utc"] = "2026-01-01T12:30:00Z"
+    integrity["head"] = "9" * 64
+    found = report._frozen(page.Tables(report_columns()), integrity, synthetic.campaigns())
+    assert found["order"] == (
+        "1 of 2 freezes are older than the newest campaign, the last of these by 60 minutes."
+    )
+
+
+def test_baselines_follow_the_protocol_and_the_cells(html):
+    part = Page(section(html, "baselines")).text
+    assert "up to 24 candidates" in part and "8 MiB" in part
+    assert "FP32, fast accumulation on" in part and "made-up choice of the stream" in part
+    protocol = next(iter(synthetic.protocols().values()))
+    protocol["cublaslt"]["fp8_fast_accumulation"] = False
+    cells = [
+        {"kernel": "cublaslt_fp8", "tuning": {"candidates": n, "chosen": "x"}} for n in (17, 24)
+    ]
+    rows = {r["kernel"]: r for r in baselines._rows(protocol, [*cells, {"kernel": "reference"}])}
+    assert set(rows) == {*figures.KERNEL_STYLE, "stream_read", "reference"} - {
+        "qgemv_mx",
+        "qgemm_mx",
+        "linear",
+    }
+    assert "17 to 24 tried" in rows["cublaslt_fp8"]["budget"]
+    assert "tried" not in rows["cublaslt_bf16"]["budget"]
+    assert rows["cublaslt_fp8"]["accumulation"] == "FP32, fast accumulation off"
+
+
+def test_versions_stand_against_the_pins(html, tmp_path):
+    part = Page(section(html, "provenance")).text
+    assert "numpy 2.4.6 2.4.6 yes" in part and "cupy 14.2.0 14.9.9 no" in part
+    one, two = tmp_path / "requirements.txt", tmp_path / "requirements-gpu.txt"
+    one.write_text("# numpy==9\nnumpy==2.4.6\ncuda-toolkit[nvcc,nvvm]==13.0.2\n")
+    two.write_text("-r requirements.txt\ncupy-cuda13x==14.2.0  # driver 580\n")
+    found = pins.read([one, two])
+    assert found == {"numpy": "2.4.6", "cuda-toolkit": "13.0.2", "cupy-cuda13x": "14.2.0"}
+    assert pins.pin_of("cupy", found) == "14.2.0" and pins.pin_of("cublaslt", found) is None
+
+
+def test_changed_sources_are_said(html):
+    part = Page(section(html, "provenance")).text
+    assert "kernel sources since the same as measured" in part
+    assert "all sources since changed" in part
+    source = {"kernels_digest": "a", "tree_digest": "b"}
+    found = report._changed_since(source, {"kernels_digest": "c", "tree_digest": "b"})
+    assert found["kernel sources since"].startswith("changed")
+    assert found["all sources since"] == "the same as measured"
+    assert report._changed_since({"tree_digest": "b"}, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ((0.54986, 0.54956, 0.55017), ("0.5499", "0.5496 to 0.5502")),
+        ((0.549859, 0.549857, 0.549861), ("0.549859", "0.549857 to 0.549861")),
+        ((39.0626, 38.27, 39.87), ("39.06", "38.27 to 39.87")),
+        ((12345.6, 12000.2, 13000.1), ("12346", "12000 to 13000")),
+        ((0.53125, 0.53125, 0.53125), ("0.53125", "–")),
+        ((1.0, float("nan"), None), ("1.000", "–")),
+        ((None, None, None), ("–", "–")),
+        ((0.0, -0.001, 0.001), ("0.000000", "-0.001000 to 0.001000")),
+        ((2e-6, 1e-6, 3e-6), ("2.000e-06", "1.000e-06 to 3.000e-06")),
+    ],
+)
+def test_a_value_and_its_interval_have_equal_decimals(given, shown):
+    assert page.with_interval(*given) == shown
+
+
+def test_a_claim_says_which_way_its_ratio_stands_and_what_its_constant_is():
+    words = json.loads((report.TEMPLATES / "words.json").read_text(encoding="utf-8"))
+    hot, cold = ({"regime": r} for r in ("hot_graph", "cold_graph"))
+    ratio = {"quantity": "regime_ratio", "cells": [hot], "reference_cells": [cold]}
+    note = report._claim_note({"estimand": ratio}, words)
+    assert note.startswith("the number is cold_graph over hot_graph")
+    constant = {"quantity": "constant", "name": "l2_read_bandwidth_tbps"}
+    note = report._claim_note({"estimand": constant}, words)
+    assert "launch included: a lower bound" in note
+    assert report._claim_note(synthetic.claims()[0], words) == ""
+
+
+def test_units_and_order_of_the_claim_table():
+    row = synthetic.verdicts().iloc[0].to_dict() | {"unit": "M"}
+    words = json.loads((report.TEMPLATES / "words.json").read_text(encoding="utf-8"))
+    assert report._claim_row(row, None, words)["unit"] == "tokens"
+    keys = list(report._CLAIM_KEYS)
+    assert keys.index("observed") == keys.index("claim") + 1
+
+
+def test_captions_say_why_lines_stop_and_where_a_format_stands_in():
+    cells = synthetic.cells(ms=[1, 512, 1024], shapes=synthetic.SHAPES[:5])
+    naive = cells["kernel"] == "naive_dequant"
+    cells = cells[~(naive & (cells["M"] > 512) & (cells["format"] != "mxfp4"))]
+    odd = cells["K"] % 128 > 0
+    cells = cells[np.where(cells["format"] == "int4_g64", odd, True)]
+    cells.loc[cells["M"] == 1024, "floor_us"] *= 1.03
+    notes = report._figure_notes(cells)["fig1_latency"]
+    assert notes[0].startswith("Naive lines of NVFP4, INT4-g128, INT4-g64 stop at M = 512:")
+    assert "(MXFP4)" in notes[0] and "gpt_oss_2880 (K = 2880) only" in notes[1]
+    assert "median 3.0 % from M = 1 to M = 1024" in notes[2] and "an inference" in notes[2]
+    assert report._figure_notes(synthetic.cells(ms=[1]))["fig1_latency"] == []
+
+
+def test_forest_headings_are_words(html):
+    part = section(html, "claims")
+    assert "Device constants, predicted against observed (TB/s) <small><code>r0.constant<" in part
+    assert "<code>r0.cublaslt_fp8.time</code>, predicted against observed (µs)" in part
+
+
+def test_the_naive_baseline_has_one_name(html, tmp_path):
+    built = [b | {"role": "sanity_floor"} for b in synthetic.builds()]
+    text = write(tmp_path, {}, builds=built)
+    assert "naive baseline" in section(text, "builds")
+    assert not re.search(r"sanity.floor", text + html)
+
+
+def test_a_wide_or_long_table_says_that_it_scrolls(html):
+    for caption in re.findall(r"<thead>.*?</thead>|<caption>.*?</caption>", html, re.S):
+        assert caption.startswith("<thead>") or "<caption>" in caption
+    tables = re.findall(r'<div class="scroll.*?</table>', html, re.S)
+    assert tables
+    for table in tables:
+        head = re.search(r"<thead>.*?</thead>", table, re.S).group()
+        assert ("scroll sideways" in table) == (head.count("<th ") > 3)
+        rows = table.count("<tr") - 1
+        assert (f"{rows} rows, scroll inside" in table) == (rows > 25)
 
 
 @pytest.mark.parametrize(

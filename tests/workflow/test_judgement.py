@@ -63,3 +63,16 @@ def test_json_for_the_report(checkout, folders: list[Path]) -> None:
     assert (
         integrity["status"] == "OK" and len(integrity["head"]) == 64 and integrity["problems"] == []
     )
+    manifest = (checkout.root / "prereg" / "manifest.jsonl").read_text().splitlines()
+    frozen = [json.loads(line) for line in manifest]
+    assert [f["claims"] for f in integrity["freezes"]] == [len(f["claim_ids"]) for f in frozen]
+    assert [f["access"] for f in integrity["freezes"]] == [f["access"] for f in frozen]
+    assert all(f["note"] and f["frozen_utc"].endswith("Z") for f in integrity["freezes"])
+
+
+def test_a_damaged_line_of_the_chain_hides_no_other(tmp_path) -> None:
+    line = {"seq": 2, "frozen_utc": "2026-01-01T00:00:00Z", "access": "none", "note": "n"}
+    text = json.dumps(line | {"claim_count": 3})
+    (tmp_path / "manifest.jsonl").write_text(f"{{broken\n{json.dumps(line)}\n{text}\n[]\n")
+    assert judgement._freezes(tmp_path / "manifest.jsonl") == [line | {"claims": 3}]
+    assert judgement._freezes(tmp_path / "none.jsonl") == []

@@ -58,7 +58,12 @@ KERNEL_STYLE = {
 }
 OTHER_STYLE = ("P", "-.")
 
-UNIT_NAME = {"us": "time (µs)", "ratio": "ratio (no unit)", "fraction": "fraction (no unit)"}
+UNIT_NAME = {
+    "us": "time (µs)",
+    "M": "M (tokens)",
+    "ratio": "ratio (no unit)",
+    "fraction": "fraction (no unit)",
+}
 # The verdicts that a point or share claim gets from statistics.
 VERDICT_MARK = {"HIT": "o", "STRADDLE": "D", "MISS": "X"}
 

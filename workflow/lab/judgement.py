@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,27 @@ from lab.scores import Coverage, Score
 
 
 def integrity_json(result: AuditResult, repo: str | Path) -> dict[str, Any]:
-    """State, head of the chain and problems, as the report prints them."""
+    """State, head of the chain, its freezes and the problems, as the report prints them."""
     rows = [{"status": p.status, "path": p.path, "reason": p.reason} for p in result.problems]
     return {
         "status": result.status,
         "head": registry.head(Path(repo) / "prereg"),
+        "freezes": _freezes(Path(repo) / "prereg" / registry.MANIFEST),
         "problems": rows,
     }
+
+
+def _freezes(manifest: Path) -> list[dict[str, Any]]:
+    """Time, number of claims, access and note of each freeze, in order; a damaged line is named by the audit."""
+    found = []
+    for line in manifest.read_bytes().splitlines() if manifest.exists() else []:
+        try:
+            entry = json.loads(line)
+            known = {k: entry[k] for k in ("seq", "frozen_utc", "access", "note")}
+            found.append(known | {"claims": entry["claim_count"]})
+        except (ValueError, LookupError, TypeError):
+            continue
+    return found
 
 
 def scores_json(found: Examination) -> dict[str, Any]:

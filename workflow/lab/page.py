@@ -54,6 +54,27 @@ def span(low: Any, high: Any, digits: int = 3) -> str:
     return f"{number(low, digits)} to {number(high, digits)}"
 
 
+def with_interval(value: Any, low: Any, high: Any, digits: int = 4) -> tuple[str, str]:
+    """A value and its interval with equally many decimals: `digits` significant ones, or as many more as it takes to
+    tell them apart. An exact value (both ends equal it) stands in full and has no interval.
+    """
+    if absent(value) or absent(low) or absent(high):
+        return number(value, digits), BLANK
+    if low == value == high:
+        return f"{float(value):.10g}", BLANK
+    given = [float(v) for v in (value, low, high)]
+    size = max(abs(v) for v in given)
+    if not 1e-4 <= size < 1e9:
+        return number(value, digits), span(low, high, digits)
+    least = abs(given[0]) or size
+    places = max(0, digits - 1 - math.floor(math.log10(least)))
+    while True:
+        shown = [f"{v:.{places}f}" for v in given]
+        if places >= 12 or len(set(shown)) == len(set(given)):
+            return shown[0], f"{shown[1]} to {shown[2]}"
+        places += 1
+
+
 class Tables:
     """Makes tables out of rows, with the columns of words.json, and remembers which columns the page uses."""
 

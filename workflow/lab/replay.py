@@ -10,16 +10,23 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from lab import files, samples, select, statistics
+from lab import clocks, files, samples, seal, select, sittings, statistics
 from lab.records import CAMPAIGN, SAMPLES, TELEMETRY
-from lab.rows import KEY_COLUMNS
+from lab.rows import KEY_COLUMNS, CampaignError
 from qgemm_mx.formats import DENSE_BYTES, FORMATS, bytes_per_weight
 
 
 def chosen_campaigns(pointers: Iterable[str | Path], repo: str | Path = ".") -> list[Path]:
-    """Folders of the campaigns that pointer files name, in the order given; a rung without one is left out."""
+    """Folders of the campaigns that pointer files name, in the order given; a rung without one is left out.
+
+    Raises CampaignError for one whose bytes are not those of its sums and its name.
+    """
     ids = [files.read_json(pointer)["campaign"] for pointer in pointers]
-    return [Path(repo, select.CAMPAIGNS, campaign) for campaign in ids if campaign is not None]
+    folders = [Path(repo, select.CAMPAIGNS, campaign) for campaign in ids if campaign is not None]
+    for folder in folders:
+        if problems := seal.problems(folder):
+            raise CampaignError(f"{folder.name} is not to be used: " + "; ".join(problems))
+    return folders
 
 
 def weight_sizes() -> dict[str, float]:
@@ -28,16 +35,23 @@ def weight_sizes() -> dict[str, float]:
 
 
 def described(folder: str | Path) -> dict[str, Any]:
-    """campaign.json with its `id`, and what the report prints of its tables: `legs`, `telemetry`, `a_a`."""
+    """campaign.json with its `id`, and what the report prints of its tables and attempts.
+
+    That is `legs`, `telemetry`, `a_a`, `clocks` (lab.clocks), `sittings` and `longest_pause_s` (lab.sittings).
+    """
     folder = Path(folder)
+    campaign = files.read_json(folder / CAMPAIGN)
     legs = samples.read_table(folder / SAMPLES, samples.SAMPLES_SCHEMA)
     telemetry = samples.read_table(folder / TELEMETRY, samples.TELEMETRY_SCHEMA)
     return {
         "id": folder.name,
-        **files.read_json(folder / CAMPAIGN),
+        **campaign,
         "legs": samples.leg_summary(legs),
         "telemetry": samples.telemetry_summary(telemetry),
         "a_a": twins(legs),
+        "clocks": clocks.steadiness(legs, telemetry),
+        "sittings": sittings.sittings(campaign["attempts"]),
+        "longest_pause_s": sittings.longest_pause(telemetry),
     }
 
 

@@ -1,7 +1,8 @@
 """The report: one self-contained HTML page from verdicts, cells and campaigns.
 
 `render` turns tables into plain rows and hands them to the templates beside this module; prose, column names and the
-glossary live in `templates/words.json`. Same input, same bytes: the only dates on the page are those of the campaigns.
+glossary live in `templates/words.json`. Same input, same bytes: the only dates on the page are those of the freezes and
+the campaigns.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from lab import baselines, pins, sass, soundness
 from lab import figures as drawings
-from lab import sass, soundness
 from lab.files import write_text
-from lab.page import BLANK, Row, Tables, absent, number, span, text
+from lab.page import BLANK, Row, Tables, absent, number, span, text, with_interval
 from lab.rungs import RUNGS
+from qgemm_mx.formats import DENSE_BYTES
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -40,7 +43,11 @@ MEASURED_ARCH = "sm_90a"  # the others are compiled so that anybody can run the 
 NOTABLE_OPCODES = ("HGMMA", "HMMA", "UTMALDG", "UBLKCP", "LDG", "LDL", "STL")
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
-_UNIT = {"us": "µs"}
+_UNIT = {"us": "µs", "M": "tokens"}
+# Roles as the page calls them.
+_ROLE = {"sanity_floor": "naive baseline"}
+# From here on a call is long enough for the power limit to lower the clock.
+LARGE_M = 256
 
 
 def render(
@@ -57,17 +64,21 @@ def render(
     shapes: Sequence[Mapping],
     figures: Mapping[str, str],
     missing: Mapping[str, Sequence[str]] | None = None,
+    protocols: Mapping[str, Mapping] | None = None,
+    pinned: Mapping[str, str] | None = None,
+    present: Mapping[str, str] | None = None,
 ) -> None:
     """Write the report to `out_html` at once.
 
     `verdicts` and `cells` have the columns of verdicts.csv and cells.csv; `claims` are the registered claim objects;
-    `campaigns` the campaign.json objects with `id`, and where known `legs`, `telemetry` and `a_a`
-    (lab.replay.described);
+    `campaigns` the campaign.json objects with `id`, and where known what lab.replay.described adds;
     `builds` build records, each with `sass` (entry -> opcode -> count) where it was disassembled;
     `scores` {"rows": [{forecaster, set, n_numeric, coverage50, coverage90, wis, n_yes_no, brier}]} with a coverage as
     {"k", "n", "value", "low", "high"}; `integrity` {"status": OK | TAMPERED | INVALID | UNVERIFIABLE, "head",
-    "problems": [{"status", "path", "reason"}]}; `figures` what `figures.build_all` gives; `missing` what each rung
-    still lacks, in words (lab.rungs.missing).
+    "freezes": [{"seq", "frozen_utc", "claims", "access", "note"}], "problems": [{"status", "path", "reason"}]};
+    `figures` what `figures.build_all` gives; `missing` what each rung
+    still lacks, in words (lab.rungs.missing); `protocols` frozen protocols by the SHA-256 of their file; `pinned`
+    package versions (lab.pins.read); `present` the digests `kernels_digest` and `tree_digest` of the sources now.
 
     Raises ValueError on a timed `correctness_only` cell, a claim without verdict, or a verdict that is no verdict.
     """
@@ -77,6 +88,10 @@ def render(
     by_id = {c["id"]: c for c in claims}
     ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
     newest = drawings.newest_cells(cells, ordered)
+    near_floor = soundness.near_floor(verdicts, by_id)
+    bias = _regime_bias(newest)
+    notes = _figure_notes(newest)
+    protocols = protocols or {}
     text = (
         _environment()
         .get_template("report.html.j2")
@@ -88,22 +103,30 @@ def render(
             integrity=_integrity(integrity),
             newest_line=_newest_line(ordered),
             rungs=_rungs(kit, verdicts, ordered, words, missing),
-            headlines=_headlines(newest, ordered),
-            sound=soundness.answers(kit, newest, ordered, shapes),
+            headlines=_headlines(newest, ordered, shapes, near_floor),
+            sound=soundness.answers(kit, newest, ordered, shapes, near_floor, protocols),
             constants=_constants(kit, ordered, words),
-            figures=[_figure(f["key"], figures) | f for f in words["figures"]],
+            figures=[
+                f
+                | _figure(f["key"], figures)
+                | {"caption": " ".join([f["caption"], *notes.get(f["key"], [])])}
+                for f in words["figures"]
+            ],
+            frozen=_frozen(kit, integrity, ordered),
             claims=_claims(kit, verdicts, by_id, words),
-            forests=_forests(figures),
+            forests=_forests(figures, words),
             scores=_scores(kit, scores),
             regimes=_regimes(kit, newest),
+            regime_bias=bias,
+            baselines=baselines.table(kit, ordered, protocols),
             occupancy=_occupancy(kit, occupancy, newest),
             builds=_builds(kit, builds),
             checks=_checks(kit, ordered),
             failed_checks=_failed_checks(kit, ordered),
             attempts_bad=_attempts(kit, ordered, ok=False),
             attempts_ok=_attempts(kit, ordered, ok=True),
-            legs=_legs(kit, ordered),
-            provenance=[_provenance(kit, c) for c in reversed(ordered)],
+            legs=_legs(kit, ordered, protocols),
+            provenance=[_provenance(kit, c, pinned, present) for c in reversed(ordered)],
             claim_limits=_claim_limits(claims),
             shapes=_shapes(kit, shapes),
             columns=kit.used(),
@@ -117,10 +140,12 @@ _CONTENTS = (
     ("headline", "Headline numbers"),
     ("sound", "Is the instrument sound?"),
     ("figures", "Figures"),
+    ("frozen", "How predictions were frozen"),
     ("claims", "Claims"),
     ("scores", "Scores"),
     ("regimes", "Hot and cold"),
     ("constants", "Device constants"),
+    ("baselines", "Baselines"),
     ("builds", "Builds"),
     ("checks", "Checks"),
     ("attempts", "Attempts"),
@@ -251,11 +276,20 @@ def _rungs(
 # ---- headline numbers --------------------------------------------------------------------------------------------
 
 
-def _headlines(newest: pd.DataFrame, ordered: Sequence[Mapping]) -> list[dict]:
+def _headlines(
+    newest: pd.DataFrame,
+    ordered: Sequence[Mapping],
+    shapes: Sequence[Mapping],
+    near_floor: Mapping | None,
+) -> list[dict]:
     if not ordered:
         return []
     last = ordered[-1]
-    facts = [*_constant_facts(ordered), *_cell_facts(newest)]
+    facts = [
+        *_constant_facts(ordered),
+        *_floor_facts(newest, shapes, near_floor),
+        *_cell_facts(newest, last["device"]["l2_bytes"]),
+    ]
     if not facts:
         return []
     return [
@@ -306,7 +340,37 @@ def _mean_range(ratios: pd.Series) -> tuple[str, str]:
     return number(mean), f"{number(ratios.min())} to {number(ratios.max())} over {count}"
 
 
-def _cell_facts(cells: pd.DataFrame) -> list[dict]:
+def _geomean(ratios: pd.Series) -> float:
+    return float(np.exp(np.log(ratios).mean()))
+
+
+def _floor_facts(
+    cells: pd.DataFrame, shapes: Sequence[Mapping], near_floor: Mapping | None
+) -> list[dict]:
+    """How close cuBLASLt BF16 comes to the floor at M = 1: range over the large shapes, mean over all, the verdict."""
+    shown = drawings.timed(cells, drawings.HEADLINE_REGIME)
+    if shown.empty:
+        return []
+    own = shown[
+        (shown["kernel"] == "cublaslt_bf16") & (shown["M"] == 1) & shown["floor_us"].notna()
+    ]
+    share = (own["floor_us"] / own["time_us"]).set_axis(own["shape"])
+    large = share[share.index.isin([s["name"] for s in shapes if s.get("set") == "large"])]
+    if large.empty:
+        return []
+    low, high = (f"{100 * end:.0f}" for end in (large.min(), large.max()))
+    return [
+        {
+            "value": f"{low if low == high else f'{low} to {high}'} % of the floor",
+            "text": f"is what cuBLASLt BF16 reaches for one token (M = 1) on the {len(large)} large shapes, against "
+            f"just reading the same bytes; the geometric mean over all {len(share)} shapes is "
+            f"{100 * _geomean(share):.0f} %. {soundness.denominator_meaning(large, large)}",
+            "claim": near_floor,
+        }
+    ]
+
+
+def _cell_facts(cells: pd.DataFrame, l2_bytes: float) -> list[dict]:
     shown = drawings.timed(cells)
     facts: list[dict] = []
     if shown.empty:
@@ -314,24 +378,6 @@ def _cell_facts(cells: pd.DataFrame) -> list[dict]:
     cold = drawings.HEADLINE_REGIME
     bf16, fp8 = ("cublaslt_bf16", "bf16", 1, cold), ("cublaslt_fp8", "fp8_e4m3", 1, cold)
     naive = ("naive_dequant", "mxfp4", 1, cold)
-
-    largest = shown[
-        (shown["kernel"] == bf16[0])
-        & (shown["M"] == 1)
-        & (shown["regime"] == cold)
-        & shown["floor_us"].notna()
-    ]
-    if len(largest):
-        row = largest.loc[(largest["N"] * largest["K"]).idxmax()]
-        facts.append(
-            {
-                "value": f"{100 * row['floor_us'] / row['time_us']:.0f} % of the floor",
-                "text": f"is what cuBLASLt BF16 reaches for one token (M = 1) on {row['shape']} "
-                f"({row['N']} × {row['K']}): {number(row['time_us'])} µs [{number(row['ci_low_us'])} to "
-                f"{number(row['ci_high_us'])}] a call, against {number(row['floor_us'])} µs just to read the same "
-                "bytes. This checks denominator and harness together.",
-            }
-        )
 
     def add(ratios: pd.Series, value: str, words: str) -> None:
         if len(ratios):
@@ -354,14 +400,9 @@ def _cell_facts(cells: pd.DataFrame) -> list[dict]:
         _ratios(shown, naive, fp8),
         "{} ×",
         "the time of cuBLASLt FP8 is what it costs at M = 1 to write MXFP4 weights out as BF16 first and multiply then "
-        "(naive_dequant, geometric mean; {}).",
+        "(naive baseline, geometric mean; {}).",
     )
-    add(
-        _ratios(shown, fp8, (*fp8[:3], "hot_graph")),
-        "{} ×",
-        "is how much faster cuBLASLt FP8 looks at M = 1 when its weights may stay in the L2 cache than with cold "
-        "weights (geometric mean; {}): the error of a benchmark that does not rotate its weights.",
-    )
+    facts += _hot_fact(shown, _ratios(shown, fp8, (*fp8[:3], "hot_graph")), l2_bytes)
     add(
         _ratios(shown, (*fp8[:3], "cold_loop"), fp8),
         "{} ×",
@@ -369,6 +410,31 @@ def _cell_facts(cells: pd.DataFrame) -> list[dict]:
         "(geometric mean; {}).",
     )
     return facts
+
+
+def _hot_fact(shown: pd.DataFrame, ratios: pd.Series, l2_bytes: float) -> list[dict]:
+    """Cold over hot of cuBLASLt FP8 at M = 1, apart by how much of the L2 cache one copy of the weights fills."""
+    size = shown.assign(bytes=shown["N"] * shown["K"] * DENSE_BYTES["fp8_e4m3"])
+    filled = size.groupby("shape")["bytes"].first().reindex(ratios.index) / l2_bytes
+    groups = (
+        ("take up to half of the cache", ratios[filled <= 0.5]),
+        ("take more than half of it", ratios[(filled > 0.5) & (filled <= 1)]),
+        ("do not fit", ratios[filled > 1]),
+    )
+    groups = [(name, own) for name, own in groups if len(own)]
+    if not groups:
+        return []
+    (name, first), *rest = groups
+    _, spread = _mean_range(first)
+    others = [f"where they {n}, the ratio is {' ('.join(_mean_range(own))})" for n, own in rest]
+    return [
+        {
+            "value": f"{number(_geomean(first))} ×",
+            "text": "is how much faster cuBLASLt FP8 looks at M = 1 when its weights may stay in the L2 cache, on "
+            f"shapes whose weights {name} (geometric mean; {spread}): the error of a benchmark that does not rotate "
+            f"its weights.{''.join(f' {o[0].upper()}{o[1:]}.' for o in others)}",
+        }
+    ]
 
 
 # ---- device constants --------------------------------------------------------------------------------------------
@@ -381,18 +447,18 @@ def _constants(kit: Tables, ordered: Sequence[Mapping], words: Mapping) -> list[
     """One block per campaign that measured constants, newest first; the many launch floors of streams stand apart."""
     found = []
     for campaign in reversed(ordered):
-        rows = {
-            name: {
+        rows = {}
+        for name, c in (campaign.get("constants") or {}).items():
+            value, interval = with_interval(c["value"], c.get("ci_low"), c.get("ci_high"))
+            rows[name] = {
                 "constant": _in_words(name, words["constants"]),
-                "value": number(c["value"], 4),
-                "interval": span(c.get("ci_low"), c.get("ci_high"), 4),
-                "unit": {"M": "tokens"}.get(c["unit"], _UNIT.get(c["unit"], text(c["unit"]))),
+                "value": value,
+                "interval": interval,
+                "unit": _UNIT.get(c["unit"], text(c["unit"])),
                 "n_legs": text(c.get("n")),
                 "how": text(c.get("how")),
                 "name": name,
             }
-            for name, c in (campaign.get("constants") or {}).items()
-        }
         if not rows:
             continue
         stream = [row for name, row in rows.items() if name.startswith(_PER_STREAM)]
@@ -413,10 +479,14 @@ def _constants(kit: Tables, ordered: Sequence[Mapping], words: Mapping) -> list[
 
 def _in_words(name: str, phrases: Sequence[Sequence[str]]) -> str:
     """The phrase of the first pattern that the whole name fits, else the name without underscores."""
+    return _phrase(name, phrases) or name.replace("_", " ")
+
+
+def _phrase(name: str, phrases: Sequence[Sequence[str]]) -> str | None:
     for pattern, phrase in phrases:
         if found := re.fullmatch(pattern, name):
             return found.expand(phrase)
-    return name.replace("_", " ")
+    return None
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
@@ -434,36 +504,131 @@ def _figure(key: str, figures: Mapping[str, str]) -> dict:
     }
 
 
-def _forests(figures: Mapping[str, str]) -> list[dict]:
+def _figure_notes(cells: pd.DataFrame) -> dict[str, list[str]]:
+    """What Figure 1 leaves out or shows oddly, and why; numbers from the cells, sentences only where they apply."""
+    shown = drawings.timed(cells, drawings.HEADLINE_REGIME)
+    if shown.empty:
+        return {}
+    notes = []
+    tops = shown[shown["kernel"] == "naive_dequant"].groupby("format")["M"].max()
+    short = tops[tops < tops.max()]
+    if len(short):
+        stop = "M = " + " or ".join(str(m) for m in sorted(set(short)))
+        notes.append(
+            f"Naive lines of {_format_names(short.index)} stop at {stop}: beyond it the dense product takes nearly all "
+            f"of the time, so one format ({_format_names(tops[tops == tops.max()].index)}) stands for all."
+        )
+    group64 = shown[shown["format"] == "int4_g64"]
+    if 0 < group64["shape"].nunique() < shown["shape"].nunique() and (group64["K"] % 128 > 0).all():
+        where = ", ".join(
+            sorted({f"{s} (K = {k})" for s, k in zip(group64["shape"], group64["K"], strict=True)})
+        )
+        notes.append(
+            f"INT4-g64 stands for INT4-g128 on {where} only, because groups of 128 do not divide that K."
+        )
+    floor = drawings.floors(cells, drawings.HEADLINE_REGIME)
+    wide = floor.pivot(index=["shape", "format"], columns="M", values="floor_us").dropna()
+    if wide.shape[1] > 1 and len(wide):
+        first, last = wide.columns.min(), wide.columns.max()
+        rise = float((wide[last] / wide[first]).median()) - 1
+        if rise > 0.005:
+            notes.append(
+                f"Dotted floors rise a little at large M (median {100 * rise:.1f} % from M = {first} to M = {last}) "
+                "although they read the same bytes: heat and the power limit, after the long products timed beside "
+                "them (an inference)."
+            )
+    return {"fig1_latency": notes}
+
+
+def _format_names(formats: Iterable[str]) -> str:
+    known = list(drawings.FORMAT_NAME)
+    ordered = sorted(formats, key=lambda f: (known.index(f) if f in known else len(known), f))
+    return ", ".join(drawings.FORMAT_NAME.get(f, f) for f in ordered)
+
+
+def _forests(figures: Mapping[str, str], words: Mapping) -> list[dict]:
     found = []
     for key in sorted(k for k in figures if k.startswith("forest/") and not k.endswith("_narrow")):
         _, family, unit = key.split("/")
         unit = unit.replace("-per-", "/")
         found.append(
             _figure(key, figures)
-            | {"family": family, "unit": _UNIT.get(unit, unit), "caption": "", "missing": ""}
+            | {
+                "family": family,
+                "phrase": _phrase(family, words["families"]),
+                "unit": _UNIT.get(unit, unit),
+                "caption": "",
+                "missing": "",
+            }
         )
     return found
 
 
+# ---- how predictions were frozen ---------------------------------------------------------------------------------
+
+
+def _frozen(kit: Tables, integrity: Mapping, ordered: Sequence[Mapping]) -> dict:
+    """The freezes, and for the newest campaign how long before it the last of them was made."""
+    freezes = integrity.get("freezes") or []
+    rows = [
+        {
+            "freeze": str(f["seq"]),
+            "frozen_at": f["frozen_utc"].replace("T", " ").removesuffix("Z"),
+            "claims": str(f["claims"]),
+            "access": f["access"],
+            "note": f["note"],
+        }
+        for f in freezes
+    ]
+    order = ""
+    if freezes and ordered:
+        begun = datetime.fromisoformat(ordered[-1]["created_utc"])
+        times = [datetime.fromisoformat(f["frozen_utc"]) for f in freezes]
+        earlier = [t for t in times if t < begun]
+        order = f"{len(earlier)} of {len(times)} freezes are older than the newest campaign"
+        if earlier:
+            minutes = (begun - max(earlier)).total_seconds() / 60
+            order += f", the last of these by {minutes:.0f} minutes"
+        order += "."
+        if ordered[-1]["prereg_head"] and ordered[-1]["prereg_head"] == integrity.get("head"):
+            order += " The campaign itself recorded the head of the chain as it stands here."
+    keys = ("freeze", "frozen_at", "claims", "access", "note")
+    return {
+        "table": kit.table(keys, rows, "Freezes, oldest first", "No freeze was given."),
+        "order": order,
+    }
+
+
 # ---- claims ------------------------------------------------------------------------------------------------------
 
-_CLAIM_KEYS = ("verdict", "claim", "band90", "band50", "q50", "chance", "observed", "unit", "kind")
+_CLAIM_KEYS = ("verdict", "claim", "observed", "band90", "band50", "q50", "chance", "unit", "kind")
 
 
-def _claim_row(row: Mapping, claim: Mapping | None) -> Row:
+def _claim_note(claim: Mapping, words: Mapping) -> str:
+    """What a reader must know beside the statement: what a constant is, or which way round a ratio stands."""
+    estimand = claim.get("estimand", {})
+    if estimand.get("quantity") == "constant":
+        return _phrase(estimand["name"] or "", words["constants"]) or ""
+    if estimand.get("quantity") == "regime_ratio":
+        over, under = estimand["reference_cells"][0], estimand["cells"][0]
+        return f"the number is {over['regime']} over {under['regime']}, whatever the id says"
+    return ""
+
+
+def _claim_row(row: Mapping, claim: Mapping | None, words: Mapping) -> Row:
     claim = claim or {}
     chance = number(claim.get("probability"), 2)
     if not absent(claim.get("threshold")):
         side = {"above": "≥", "below": "≤"}.get(claim["direction"], "=")
         limit = f"{side} {number(claim['threshold'])}"
         chance = limit if chance == BLANK else f"{chance} of {limit}"
-    observed = number(row["observed"], 4)
-    if not absent(row["ci_low"]):
-        observed += f" ({span(row['ci_low'], row['ci_high'])})"
+    point, interval = with_interval(row["observed"], row["ci_low"], row["ci_high"])
+    observed = point if interval == BLANK else f"{point} ({interval})"
     return {
         "claim": row["claim"],
+        "anchor": f"claim-{row['claim']}",
         "statement": claim.get("statement", ""),
+        "aside": _claim_note(claim, words),
         "verdict": row["verdict"],
         "band90": span(row["q05"], row["q95"]),
         "band50": span(row["q25"], row["q75"]),
@@ -491,7 +656,7 @@ def _claims(
         groups = []
         for title, members in GROUPS:
             rows = [
-                _claim_row(r, by_id.get(r["claim"]))
+                _claim_row(r, by_id.get(r["claim"]), words)
                 for r in here[here["verdict"].isin(members)].to_dict("records")
             ]
             if rows:
@@ -499,7 +664,7 @@ def _claims(
                 groups.append({"title": title, "table": kit.table(_CLAIM_KEYS, rows, caption, "")})
         waiting = here[here["verdict"] == "NOT_RUN"]
         families = [
-            _not_run_family(kit, str(family), rows, by_id)
+            _not_run_family(kit, str(family), rows, by_id, words)
             for family, rows in waiting.groupby("family", sort=True)
         ]
         out.append(
@@ -516,7 +681,7 @@ def _claims(
 
 
 def _not_run_family(
-    kit: Tables, family: str, rows: pd.DataFrame, by_id: Mapping[str, Mapping]
+    kit: Tables, family: str, rows: pd.DataFrame, by_id: Mapping[str, Mapping], words: Mapping
 ) -> dict:
     first = by_id.get(rows.iloc[0]["claim"])
     lines = []
@@ -525,7 +690,7 @@ def _not_run_family(
             ("Mechanism", f"{first['mechanism']['text']} ({first['mechanism']['formula']})"),
             ("Refuted by", first["refuted_by"]),
         ]
-    table_rows = [_claim_row(r, by_id.get(r["claim"])) for r in rows.to_dict("records")]
+    table_rows = [_claim_row(r, by_id.get(r["claim"]), words) for r in rows.to_dict("records")]
     keys = [k for k in _CLAIM_KEYS if k != "verdict"]
     table = kit.table(keys, table_rows, f"{family}: registered, not run", "")
     return {"family": family, "count": len(rows), "lines": lines, "table": table}
@@ -623,6 +788,41 @@ def _regimes(kit: Tables, cells: pd.DataFrame) -> dict:
     )
 
 
+def _regime_bias(cells: pd.DataFrame) -> dict | None:
+    """Ratios below 1, where neither a cache nor a launch can be the cause; None where there is none.
+
+    `below` of `of` ratios, the `lowest` and its place in words; `large` is the largest deviation in percent at M of
+    LARGE_M and more, or None.
+    """
+    shown = drawings.timed(cells)
+    if shown.empty:
+        return None
+    wide = shown.pivot(index=["kernel", "format", "shape", "M"], columns="regime", values="time_us")
+    pairs = [
+        (name, over, under)
+        for name, over, under in (
+            ("cold / hot", "cold_graph", "hot_graph"),
+            ("looped / graphed", "cold_loop", "cold_graph"),
+        )
+        if {over, under} <= set(wide.columns)
+    ]
+    found = [(wide[over] / wide[under]).dropna().rename(name) for name, over, under in pairs]
+    ratios = pd.concat({r.name: r for r in found}, names=["which"]) if found else pd.Series()
+    below = ratios[ratios < 1]
+    if below.empty:
+        return None
+    which, kernel, fmt, shape, m = below.idxmin()
+    large = below[below.index.get_level_values("M") >= LARGE_M]
+    return {
+        "below": len(below),
+        "of": len(ratios),
+        "lowest": number(below.min()),
+        "where": f"{which}, {kernel} in {drawings.FORMAT_NAME.get(fmt, fmt)}, {shape}, M = {m}",
+        "large_m": LARGE_M,
+        "large": f"{100 * (1 - large.min()):.0f} %" if len(large) else None,
+    }
+
+
 # ---- builds, checks, attempts ------------------------------------------------------------------------------------
 
 
@@ -660,7 +860,7 @@ def _builds(kit: Tables, builds: Sequence[Mapping]) -> dict:
                     "kernel": build["name"],
                     "entry": entry["entry"],
                     "arch": build["architecture"],
-                    "role": build["role"],
+                    "role": _ROLE.get(build["role"], build["role"]),
                     "registers": str(entry["registers"]),
                     "barriers": str(entry["barriers"]),
                     "stack_bytes": str(entry["stack_bytes"]),
@@ -775,7 +975,7 @@ def _attempts(kit: Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
     return kit.table(keys, rows, "Every attempt that did not end well", nothing)
 
 
-def _legs(kit: Tables, ordered: Sequence[Mapping]) -> dict:
+def _legs(kit: Tables, ordered: Sequence[Mapping], protocols: Mapping[str, Mapping]) -> dict:
     rows = []
     for campaign in ordered:
         legs = campaign.get("legs")
@@ -785,8 +985,10 @@ def _legs(kit: Tables, ordered: Sequence[Mapping]) -> dict:
                 f"{n} for {reason}" for reason, n in sorted(legs["reasons"].items())
             )
             row = {"legs": str(legs["total"]), "dropped": f"{legs['dropped']} ({share:.2g} %)"}
-            rows.append(row | {"campaign": campaign["id"], "reason": reasons or "none dropped"})
-    keys = ("campaign", "legs", "dropped", "reason")
+            frozen = soundness.drop_reasons(campaign, protocols) or BLANK
+            row |= {"reason": reasons or "none dropped", "drop_reasons": frozen}
+            rows.append(row | {"campaign": campaign["id"]})
+    keys = ("campaign", "legs", "dropped", "reason", "drop_reasons")
     return kit.table(
         keys, rows, "Timed legs and those dropped by the frozen rule", "No leg counts were given."
     )
@@ -795,7 +997,12 @@ def _legs(kit: Tables, ordered: Sequence[Mapping]) -> dict:
 # ---- provenance --------------------------------------------------------------------------------------------------
 
 
-def _provenance(kit: Tables, campaign: Mapping) -> dict:
+def _provenance(
+    kit: Tables,
+    campaign: Mapping,
+    pinned: Mapping[str, str] | None,
+    present: Mapping[str, str] | None,
+) -> dict:
     source = campaign["source"]
     facts: dict[str, Any] = {f"device {k}": v for k, v in campaign["device"].items()}
     for name, summary in (campaign.get("telemetry") or {}).items():
@@ -813,12 +1020,46 @@ def _provenance(kit: Tables, campaign: Mapping) -> dict:
         "settings untouched": campaign["settings_untouched"],
     }
     facts |= {f"version of {k}": v for k, v in campaign["software"].items()}
+    facts |= _changed_since(source, present or {})
     rows = [{"fact": k.replace("_", " "), "recorded": text(v)} for k, v in facts.items()]
     title = f"{campaign['id']} ({campaign['rung']}, {campaign['kind']})"
     return {
         "title": title,
         "facts": kit.table(("fact", "recorded"), rows, f"Provenance of {campaign['id']}", ""),
+        "pins": _against_pins(kit, campaign["software"], pinned or {}),
     }
+
+
+def _changed_since(source: Mapping, present: Mapping[str, str]) -> dict[str, str]:
+    """Whether what was measured is what lies here now, in words; nothing where a digest is not known."""
+    questions = (
+        (
+            "kernels_digest",
+            "kernel sources since",
+            "changed: the kernels here are not those measured",
+        ),
+        ("tree_digest", "all sources since", "changed; this counts the report's own code too"),
+    )
+    return {
+        fact: "the same as measured" if source[name] == present[name] else otherwise
+        for name, fact, otherwise in questions
+        if source.get(name) and present.get(name)
+    }
+
+
+def _against_pins(kit: Tables, software: Mapping[str, str], pinned: Mapping[str, str]) -> dict:
+    rows = []
+    for name, version in software.items():
+        pin = pins.pin_of(name, pinned)
+        if pin is not None:
+            same = "yes" if pin == version else "no"
+            rows.append({"package": name, "version": version, "pin": pin, "same": same})
+    return kit.table(
+        ("package", "version", "pin", "same"),
+        rows,
+        "Recorded versions against the pins, where both are known",
+        "",
+    )
 
 
 def _shapes(kit: Tables, shapes: Sequence[Mapping]) -> dict:

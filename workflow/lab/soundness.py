@@ -8,30 +8,65 @@ from collections.abc import Iterable, Mapping, Sequence
 import pandas as pd
 
 from lab import figures as drawings
-from lab.page import BLANK, Tables, absent, number, text
+from lab.page import BLANK, Tables, absent, number, text, with_interval
 
 _DRAM, _DRAM_RATIO = "dram__bytes_read.sum", "dram_bytes_over_weight_bytes"
 # Up to here reading the weights, not arithmetic, sets the time of BF16 on every large shape.
 SMALL_M = 16
 _EXACT = ("probe_", "decode_bits", "all_codes")
+#: The frozen claim about the denominator.
+NEAR_FLOOR = "r0.harness.bf16_near_floor"
+
+
+def near_floor(verdicts: pd.DataFrame, by_id: Mapping[str, Mapping]) -> dict | None:
+    """What became of the frozen claim about the floor: `id`, `verdict`, and both numbers in `words`; None undecided."""
+    rows = verdicts[verdicts["claim"] == NEAR_FLOOR]
+    if rows.empty or NEAR_FLOOR not in by_id or absent(rows.iloc[0]["observed"]):
+        return None
+    row = rows.iloc[0]
+    point, interval = with_interval(row["observed"], row["ci_low"], row["ci_high"])
+    return {
+        "id": NEAR_FLOOR,
+        "verdict": row["verdict"],
+        "words": f"on the large shapes at M = 1 at most {number(by_id[NEAR_FLOOR]['threshold'])} times the floor. "
+        f"Observed {point} ({interval}), geometric mean.",
+    }
 
 
 def answers(
-    kit: Tables, newest: pd.DataFrame, ordered: Sequence[Mapping], shapes: Sequence[Mapping]
+    kit: Tables,
+    newest: pd.DataFrame,
+    ordered: Sequence[Mapping],
+    shapes: Sequence[Mapping],
+    claim: Mapping | None = None,
+    protocols: Mapping[str, Mapping] | None = None,
 ) -> list[dict]:
-    """Questions that a sceptic asks of the harness, each with what the newest campaign that can answer it says."""
+    """Questions that a sceptic asks of the harness, each with what the newest campaign that can answer it says.
+
+    `claim`: what `near_floor` gives; `protocols`: frozen protocols by their SHA-256.
+    """
     found = []
     asked = (_twin_answer, _cold_answer, _occupancy_answer, _exact_answer, _fp64_answer)
     for ask in asked:
         given = (ask(kit, campaign) for campaign in reversed(ordered))
         found.append(next((a for a in given if a), None))
-    found.insert(2, _denominator_answer(kit, newest, shapes))
+    found.insert(2, _denominator_answer(kit, newest, shapes, claim))
     found.append(next((a for a in map(_launch_answer, reversed(ordered)) if a), None))
+    given = (_clock_answer(kit, campaign, protocols or {}) for campaign in reversed(ordered))
+    found.append(next((a for a in given if a), None))
+    given = (_sitting_answer(kit, campaign) for campaign in reversed(ordered))
+    found.append(next((a for a in given if a), None))
     return [a for a in found if a]
 
 
-def _answer(question: str, short: str, words: str, table: dict | None = None) -> dict:
-    return {"question": question, "short": short, "words": words, "table": table}
+def _answer(
+    question: str,
+    short: str,
+    words: str,
+    table: dict | None = None,
+    claim: Mapping | None = None,
+) -> dict:
+    return {"question": question, "short": short, "words": words, "table": table, "claim": claim}
 
 
 def _twin_answer(_: Tables, campaign: Mapping) -> dict | None:
@@ -97,7 +132,7 @@ def _cold_answer(kit: Tables, campaign: Mapping) -> dict | None:
 
 
 def _denominator_answer(
-    kit: Tables, newest: pd.DataFrame, shapes: Sequence[Mapping]
+    kit: Tables, newest: pd.DataFrame, shapes: Sequence[Mapping], claim: Mapping | None
 ) -> dict | None:
     large = [s["name"] for s in shapes if s.get("set") == "large"]
     cells = drawings.timed(newest, drawings.HEADLINE_REGIME)
@@ -134,14 +169,26 @@ def _denominator_answer(
         "Is the floor a fair denominator?",
         f"cuBLASLt BF16 reaches {_percent_range(one)} of it at M = 1, and {_percent_range(best)} at its best M up to "
         f"{SMALL_M}.",
-        "Nobody here wrote that kernel, and on large weights it does little but read them. Near 100 % therefore says "
-        "that the floor can be reached in practice; above 100 % would say that the floor was measured too slow.",
+        "Nobody here wrote that kernel, and on large weights it does little but read them. Near 100 % would say that a "
+        "library reaches the floor in practice; above 100 %, that the floor was measured too slow. "
+        f"{denominator_meaning(one, best)}",
         kit.table(
             ("shape", "floor_share", "floor_best", "call_us", "floor_us"),
             rows,
             "cuBLASLt BF16 against the floor, large shapes, cold",
             "",
         ),
+        claim,
+    )
+
+
+def denominator_meaning(one: Sequence[float], best: Sequence[float]) -> str:
+    """What shares of the floor (0 to 1) at M = 1 and at the best M say of the floor as a denominator."""
+    if max(*one, *best) > 1:
+        return "Here a library call was faster than the floor, so fractions of the floor flatter a kernel."
+    return (
+        f"So the library leaves up to {_percent(1 / min(one) - 1)} over the floor at M = 1. The floor is harder to "
+        "reach than the best library product: fractions of it are conservative."
     )
 
 
@@ -234,4 +281,106 @@ def _launch_answer(campaign: Mapping) -> dict | None:
         "What does a launch cost?",
         f"{number(min(grids.values()))} µs at least in a graph.",
         words,
+    )
+
+
+def drop_reasons(campaign: Mapping, protocols: Mapping[str, Mapping]) -> str | None:
+    """The frozen reasons for leaving a leg out, in words; None where the campaign's protocol is not at hand."""
+    protocol = protocols.get(campaign["protocol_sha256"])
+    if protocol is None:
+        return None
+    return ", ".join(_reason_words(r) for r in protocol["telemetry"]["drop_reasons"])
+
+
+def _reason_words(reason: str) -> str:
+    """hw_slowdown as hardware slowdown."""
+    words = reason.split("_")
+    return " ".join([{"hw": "hardware", "sw": "software"}.get(words[0], words[0]), *words[1:]])
+
+
+def _share(share: float | None) -> str:
+    return BLANK if absent(share) else f"{100 * share:.0f} %"
+
+
+def _clock_answer(kit: Tables, campaign: Mapping, protocols: Mapping[str, Mapping]) -> dict | None:
+    clocks = campaign.get("clocks")
+    if not clocks or absent(clocks["capped"]):
+        return None
+    rows = [
+        {
+            "m_range": f"{b['m_low']} to {b['m_high']}"
+            if b["m_low"] < b["m_high"]
+            else f"{b['m_low']}",
+            "capped": _share(b["capped"]),
+            "sm_clock": number(b["sm_clock_mhz"], 4),
+            "power_w": number(b["power_w"]),
+            "readings": str(b["readings"]),
+        }
+        for b in clocks["bands"]
+    ]
+    words = (
+        f"{clocks['readings']} readings fell into timed runs. The cap is the driver's own: it lowers the clock to stay "
+        f"within the power limit of {number(campaign['device']['power_limit_w'])} W. That is how this device works "
+        "under load, so a capped run is data and is kept. All kernels of a block meet it in turn."
+    )
+    if reasons := drop_reasons(campaign, protocols):
+        words += f" A run is dropped for these frozen reasons only: {reasons}."
+    steady = clocks["capped"] == 0
+    return _answer(
+        "Were the clocks steady?",
+        "Yes: no reading shows the power cap."
+        if steady
+        else f"No: {_share(clocks['capped'])} of the readings show the power cap.",
+        words,
+        kit.table(
+            ("m_range", "capped", "sm_clock", "power_w", "readings"),
+            rows,
+            "Clock and power while runs were timed",
+            "",
+        ),
+    )
+
+
+def _sitting_answer(kit: Tables, campaign: Mapping) -> dict | None:
+    found = campaign.get("sittings")
+    if not found:
+        return None
+    minutes = sum(s["minutes"] for s in found)
+    rows = [
+        {
+            "sitting": str(i),
+            "start": s["start"],
+            "end": f"after {s['end']}" if s["cut_off"] else s["end"],
+            "minutes": f"{'over ' if s['cut_off'] else ''}{s['minutes']:.1f}",
+            "sitting_shapes": f"{', '.join(s['shapes']) or 'none'}{'; device constants' if s['constants'] else ''}",
+        }
+        for i, s in enumerate(found, 1)
+    ]
+    words = f"Measuring began {found[0]['start']} and ended {found[-1]['end']} (UTC)."
+    if len(found) > 1:
+        stops = [s["stop"] or "the process ended between two attempts" for s in found[:-1]]
+        own = [i for i, s in enumerate(found, 1) if s["constants"]]
+        words += (
+            f" What stopped it: {'; '.join(stops)}. Started again, it went on with its journal, which it does only on "
+            "the same device with the same driver, code and protocol. Kernels are compared inside blocks, so never "
+            "across sittings; means over shapes take in all of them."
+        )
+        if own:
+            words += (
+                f" The device constants come from sitting {', '.join(map(str, own))} and serve all."
+            )
+        if pause := campaign.get("longest_pause_s"):
+            words += f" The longest pause between two readings of the clocks is {number(pause)} s."
+    return _answer(
+        "Was it measured in one go?",
+        f"Yes, in {minutes:.0f} minutes."
+        if len(found) == 1
+        else f"No: in {len(found)} sittings, {minutes:.0f} minutes together.",
+        words,
+        kit.table(
+            ("sitting", "start", "end", "minutes", "sitting_shapes"),
+            rows,
+            "Sittings of the campaign",
+            "",
+        ),
     )

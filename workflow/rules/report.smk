@@ -40,8 +40,11 @@ rule report:
         sass=rules.check_sass.output.sass,
         occupancy=rules.occupancy.output.table,
         shapes="prereg/shapes.json",
+        protocol="prereg/protocol.json",
+        requirements=repository_files("requirements*.txt"),
     output:
         html="reports/index.html",
+        sums="reports/SHA256SUMS.json",
     log:
         f"{WORK}/logs/report.log",
     benchmark:

@@ -1,10 +1,11 @@
 """Render reports/index.html: one page that carries everything it shows."""
 
+import hashlib
 from pathlib import Path
 
 import pandas as pd
 
-from lab import cells, replay, report, rungs
+from lab import cells, pins, replay, report, report_audit, rungs, select, source
 from lab.files import read_json
 from lab.script import logged
 
@@ -12,6 +13,7 @@ with logged(snakemake.log[0]) as log:
     drawn = Path(snakemake.input.figures)
     sass = {(s["name"], s["architecture"]): s["entries"] for s in read_json(snakemake.input.sass)}
     builds = read_json(snakemake.input.builds)
+    protocol = Path(snakemake.input.protocol)
     report.render(
         snakemake.output.html,
         verdicts=pd.read_csv(snakemake.input.verdicts),
@@ -28,5 +30,12 @@ with logged(snakemake.log[0]) as log:
             for path in sorted(drawn.rglob("*.svg"))
         },
         missing={rung.id: rungs.missing(rung.id, ".") for rung in rungs.RUNGS},
+        protocols={hashlib.sha256(protocol.read_bytes()).hexdigest(): read_json(protocol)},
+        pinned=pins.read(snakemake.input.requirements),
+        present={
+            "kernels_digest": select.kernels_digest("."),
+            "tree_digest": source.tree_digest(Path(".")),
+        },
     )
+    report_audit.write_sums(Path(snakemake.output.html).parent)
     log(f"{Path(snakemake.output.html).stat().st_size} bytes")
