@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import yaml
-from snakemake.exceptions import WorkflowError
-from snakemake.utils import min_version, validate
+from snakemake.utils import min_version
 
 min_version("9.20")
 
@@ -17,7 +16,7 @@ SOURCES = [str(REPO / "kernels"), str(REPO / "workflow")]
 sys.path[:0] = SOURCES
 
 from lab import files, rungs, select
-from lab.script import prepend_python_path
+from lab.script import one_sentence, prepend_python_path
 
 # The scripts run in processes of their own and find `qgemm_mx` and `lab` there too, before anything of the user's.
 prepend_python_path(SOURCES)
@@ -33,12 +32,13 @@ for name, limit in (text.split("=") for text in PROFILE["resources"]):
 configfile: "workflow/config.yaml"
 
 
-validate(config, "workflow/schemas/config.schema.json")
+# A single architecture or several, as they are typed on a command line.
+if isinstance(config["architectures"], str):
+    config["architectures"] = config["architectures"].split(",")
 
-try:
+with one_sentence(select.SelectError):
+    select.check_settings(config, files.read_json(REPO / "workflow/schemas/config.schema.json"))
     R0 = select.plan(config, REPO)
-except select.SelectError as error:
-    raise WorkflowError(str(error)) from None
 if workflow.is_main_process:
     print(R0.say, file=sys.stderr)
     for folder in select.unreadable(REPO):

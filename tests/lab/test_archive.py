@@ -43,14 +43,14 @@ def _rewrite(source: Path, target: Path, edit) -> Path:
 
 def test_packed_and_imported_campaign_is_the_same_bytes(tmp_path, shelf):
     folder, packed = shelf
-    imported = archive.import_archive(packed, tmp_path / "data")
-    assert imported == tmp_path / "data/campaigns" / folder.name
+    imported, new = archive.import_archive(packed, tmp_path / "data")
+    assert imported == tmp_path / "data/campaigns" / folder.name and new
     assert {p.name: p.read_bytes() for p in imported.iterdir()} == {
         p.name: p.read_bytes() for p in folder.iterdir()
     }
     assert records.verify(imported) == []
     stamp = (imported / "campaign.json").stat().st_mtime_ns
-    assert archive.import_archive(packed, tmp_path / "data") == imported, (
+    assert archive.import_archive(packed, tmp_path / "data") == (imported, False), (
         "a second import changes nothing"
     )
     assert (imported / "campaign.json").stat().st_mtime_ns == stamp
@@ -75,6 +75,32 @@ def test_a_tampered_campaign_is_not_packed(tmp_path):
     assert not (tmp_path / "out.tar.gz").exists()
     with pytest.raises(CampaignError, match=r"\.tar\.gz"):
         archive.pack(folder, tmp_path / "out.zip")
+
+
+@pytest.mark.parametrize("obstacle", ["file for a folder", "folder for a file"])
+def test_packing_where_nothing_can_be_written_is_one_sentence(tmp_path, shelf, capsys, obstacle):
+    out = tmp_path / "place" / "one.tar.gz"
+    if obstacle == "file for a folder":
+        out.parent.write_text("in the way")
+    else:
+        out.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    assert archive.main(["pack", str(shelf[0]), str(out)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert said.err.startswith(f"{out} cannot be written: ")
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+@pytest.mark.parametrize("dangling", [True, False])
+def test_a_link_in_the_campaigns_place_is_refused(tmp_path, shelf, dangling):
+    folder, packed = shelf
+    link = tmp_path / "data/campaigns" / folder.name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "nowhere" if dangling else folder)
+    with pytest.raises(CampaignError, match=f"{folder.name} is a link"):
+        archive.import_archive(packed, tmp_path / "data")
+    assert link.is_symlink() and _names(tmp_path / "data") == [folder.name]
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9])
@@ -158,7 +184,7 @@ def test_an_archive_over_the_limit_is_refused_unread(tmp_path, shelf, monkeypatc
 
 def test_a_changed_campaign_is_never_written_over(tmp_path, shelf):
     folder, packed = shelf
-    imported = archive.import_archive(packed, tmp_path / "data")
+    imported, _ = archive.import_archive(packed, tmp_path / "data")
     (imported / "campaign.json").write_text("{}")
     with pytest.raises(CampaignError, match="never overwritten"):
         archive.import_archive(packed, tmp_path / "data")
@@ -181,8 +207,10 @@ def test_command_line(tmp_path, shelf):
 
     assert run("pack", folder, out).returncode == 0
     assert out.read_bytes() == packed.read_bytes()
-    done = run("import", out, "--data", tmp_path / "data")
-    assert (done.returncode, done.stderr) == (0, "")
+    for said in ("imported", "already here, identical"):
+        done = run("import", out, "--data", tmp_path / "data")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"{tmp_path / 'data' / 'campaigns' / folder.name}: {said}\n"
     assert _names(tmp_path / "data") == [folder.name]
     out.write_bytes(b"no archive")
     failed = run("import", out, "--data", tmp_path / "other")

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import recorded
 
-from lab import records
+from lab import records, source
 
 NOT_COPIED = (
     ".git", ".venv", ".work", ".snakemake", "__pycache__", ".pytest_cache", ".ruff_cache",
@@ -77,21 +77,19 @@ class Checkout:
     def record(self, **header: object) -> str:
         """Add a made-up campaign of an "H200" that followed the frozen protocol; gives its id."""
         protocol = (self.root / "prereg" / "protocol.json").read_bytes()
+        frozen = json.loads(protocol)
         head = json.loads((self.root / "prereg" / "HEAD.json").read_text())["head"]
         device = recorded.header()["device"] | {"name": "NVIDIA H200"}
         known = {
             "device": device,
+            "source": source.describe(self.root),
             "protocol_sha256": hashlib.sha256(protocol).hexdigest(),
             "prereg_head": head,
+            "seed": frozen["seed"],
         }
         partial = recorded.journal(self.root / ".work" / "partial", ms=(), **(known | header))
-        tuning = records.Tuning(candidates=32, chosen="made up")
         for m in (1, 8):
-            point = recorded.point(m, seed=m)
-            cells = [
-                replace(c, tuning=tuning) if c.role == "baseline" else c for c in point["cells"]
-            ]
-            partial.append_point(f"q_o_proj/M{m}", **(point | {"cells": cells}))
+            partial.append_point(f"q_o_proj/M{m}", **recorded.planned_point(frozen, m, seed=m))
         return records.finalise(partial, self.root / "data").name
 
 
@@ -125,7 +123,9 @@ def checkout(new_checkout: Callable[..., Checkout]) -> Checkout:
     made.git("init", "-q")
     made.git("add", ".", ":!kernels/qgemm_mx/cuda")
     made.git("commit", "-q", "-m", "freeze")
+    made.git("add", "kernels")
+    made.git("commit", "-q", "-m", "kernels")
     made.record()
-    made.git("add", "kernels", "data")
-    made.git("commit", "-q", "-m", "kernels and a campaign")
+    made.git("add", "data")
+    made.git("commit", "-q", "-m", "a campaign")
     return made

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import audit, select
+from lab import audit
 
 AUDIT = ("--cores", "1", "audit", "--config", "measure=never")
 
@@ -25,6 +25,13 @@ def edited(path: Path, old: bytes, new: bytes):
         yield
     finally:
         path.write_bytes(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reported(checkout) -> None:
+    """The report of the campaign, and its numbers in README.md."""
+    checkout.ok("--cores", "2", "--config", "measure=never")
+    checkout.ok("--cores", "1", "readme", "--config", "measure=never")
 
 
 def assert_status(checkout, status: int, word: str, *named: str) -> str:
@@ -81,6 +88,22 @@ def test_an_edited_table_is_invalid(checkout) -> None:
         assert_status(checkout, 4, "INVALID", "reports/verdicts.csv")
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("reports/index.html", b"NOT_RUN", b"HIT"),
+        ("reports/figures/fig2_floor.svg", b"</svg>", b" </svg>"),
+        ("reports/cells.csv", b"passed", b"failed"),
+        ("README.md", b" NOT_RUN", b" HIT"),
+    ],
+)
+def test_an_edited_page_figure_table_or_readme_is_invalid(
+    checkout, name: str, old: bytes, new: bytes
+) -> None:
+    with edited(checkout.root / name, old, new):
+        assert_status(checkout, 4, "INVALID", name)
+
+
 def test_missing_history_is_unverifiable(checkout) -> None:
     git, aside = checkout.root / ".git", checkout.root.parent / "history"
     shutil.move(git, aside)
@@ -101,9 +124,21 @@ def test_the_committed_repository_audits_ok(repository: Path) -> None:
     shallow = (repository / ".git" / "shallow").exists()
     if state.returncode or state.stdout or shallow or not (repository / ".git").exists():
         pytest.skip("not a clean, full clone")
-    newest = [
-        repository / select.CAMPAIGNS / c.id for c in select.recorded_campaigns(repository, "R0")
-    ]
-    found = audit.judge(repository, newest[-1:])
+    found = audit.judge(repository)
     result = audit.audit(repository, found, shown=repository / "reports" / "verdicts.csv")
     assert result.status == "OK", [str(problem) for problem in result.problems]
+
+
+def test_the_full_audit_has_a_line_for_each_claim(checkout) -> None:
+    short = assert_status(checkout, 0, "OK")
+    done = checkout.run(*AUDIT, "audit=full")
+    assert done.returncode == 0, done.stdout + done.stderr
+    claims = [
+        claim["id"]
+        for path in (checkout.root / "prereg" / "claims").glob("*.json")
+        for claim in json.loads(path.read_text())["claims"]
+    ]
+    first = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert set(claims) <= first
+    assert len(short.splitlines()) < len(claims)
+    assert "NOT_RUN, by family" in short and "NOT_RUN, by family" not in done.stdout

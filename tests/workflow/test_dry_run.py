@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ def planned(text: str) -> set[str]:
     """Rules in the table of a dry run."""
     table = text.split("Job stats:")[1].split("total")[0]
     return {line.split()[0] for line in table.splitlines() if re.match(r"\w+ +\d+$", line.strip())}
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The sentence that a refused run ends with, after nothing that looks like a traceback."""
+    assert done.returncode == 1
+    assert not re.search(r"Traceback|Exception|WorkflowError|line \d+", done.stdout + done.stderr)
+    last = done.stderr.rstrip("\n").splitlines()[-1]
+    assert last.startswith("Error: ") and done.stderr.count("Error") == 1
+    return last
 
 
 def test_default_target_is_the_report(checkout) -> None:
@@ -65,17 +75,57 @@ def test_a_rung_that_is_not_measured_says_what_is_missing(checkout, rung: rungs.
     if not lacking:
         pytest.skip(f"{rung.id} is measured")
     done = checkout.run("--cores", "1", rung.target)
-    assert done.returncode == 1
-    assert f"{rung.id} has not been measured" in done.stderr
+    sentence = refusal(done)
+    assert f"{rung.id} has not been measured" in sentence
     for what in lacking:
-        assert what in done.stderr
+        assert what in sentence
 
 
 @pytest.mark.skipif(not NO_DEVICE, reason="there is a device here: measuring would start")
 def test_measure_always_without_a_device_is_an_error(checkout) -> None:
     done = checkout.run("--cores", "1", "--config", "measure=always")
-    assert done.returncode == 1
-    assert "measure=always, but no NVIDIA device here" in done.stderr
+    assert refusal(done) == "Error: measure=always, but no NVIDIA device here"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("pack_campaign",), "archive=FILE.tar.gz"),
+        (("import_campaign",), "archive=FILE.tar.gz"),
+        (("import_campaign", "--config", "archive=no.tar.gz"), "archive=no.tar.gz: there is no"),
+        (
+            (
+                "pack_campaign",
+                "--config",
+                "archive=a.tar.gz",
+                "campaign=r1-x-20260101-0123456789ab",
+            ),
+            "campaign=r1-x-20260101-0123456789ab is not in data/campaigns",
+        ),
+        (("build", "--config", "architectures=sm_90"), "architectures=sm_90: 'sm_90' is not one"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    checkout, command: tuple[str, ...], words: str
+) -> None:
+    assert words in refusal(checkout.run("--cores", "1", *command))
+    assert not (checkout.root / "a.tar.gz").exists()
+
+
+def test_one_architecture_can_be_typed_without_brackets(checkout) -> None:
+    checkout.ok("-n", "build", "--config", "architectures=sm_86")
+
+
+def test_a_campaign_is_packed_out_of_the_way_of_git_and_imported_once(checkout) -> None:
+    (packed,) = (path.name for path in (checkout.root / "data" / "campaigns").iterdir())
+    before = checkout.snapshot("data")
+    archive = ("--config", "archive=campaign.tar.gz")
+    checkout.ok("--cores", "1", "pack_campaign", *archive, f"campaign={packed}")
+    checkout.git("check-ignore", "campaign.tar.gz")
+    done = checkout.ok("--cores", "1", "import_campaign", *archive)
+    assert f"data/campaigns/{packed}: already here, identical" in done.stderr
+    assert checkout.snapshot("data") == before
+    (checkout.root / "campaign.tar.gz").unlink()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +12,7 @@ import pytest
 import synthetic
 
 from lab import cells, files, readme, select
+from lab import verdicts as judged
 
 
 def test_the_committed_readme_is_current(repository: Path) -> None:
@@ -20,15 +24,96 @@ def test_the_committed_readme_is_current(repository: Path) -> None:
     assert readme.fill(text, blocks) == text, "run: snakemake --cores 1 readme"
 
 
-def test_links_of_the_readme_lead_somewhere(repository: Path) -> None:
-    import re
-
-    text = (repository / "README.md").read_text()
+@pytest.mark.parametrize("page", ["README.md", "data/README.md", "kernels/README.md"])
+def test_links_lead_somewhere(repository: Path, page: str) -> None:
+    path = repository / page
     recorded = select.recorded_campaigns(repository)
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        if target.startswith("reports/figures/") and not recorded:
-            continue  # there is nothing to draw yet
-        assert (repository / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+        if target.startswith("reports/") and not recorded:
+            continue  # there is nothing to show yet
+        linked = path.parent / target if target else path
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".html":
+            assert f'id="{anchor}"' in linked.read_text(), anchor
+        elif anchor:
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(), flags=re.M)
+            assert anchor in {title.lower().replace(" ", "-") for title in titles}, anchor
+
+
+def test_the_readme_leads_to_the_glossary_and_the_kernels(repository: Path) -> None:
+    text = (repository / "README.md").read_text()
+    assert "](reports/index.html#glossary)" in text and "](kernels/README.md)" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "data/README.md", "kernels/README.md"])
+def test_lines_are_short_but_for_tables(repository: Path, page: str) -> None:
+    lines = (repository / page).read_text().splitlines()
+    assert [line for line in lines if len(line) > 125 and not line.startswith("|")] == []
+
+
+def test_the_first_screen_keeps_its_order(repository: Path) -> None:
+    text = (repository / "README.md").read_text()
+    parts = [
+        "**How much of",
+        "<!-- rungs -->",
+        "snakemake --cores all\n",
+        "pytest\n",
+        "![",
+        "## The",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert text[: places[-1]].count("![") == 1
+
+
+def test_the_library_example_prints_what_it_says(repository: Path) -> None:
+    section = (repository / "README.md").read_text().split("## The library\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.S)
+    assert "qgemm_mx.quantize(" in code and "qgemm_mx.dequantize(" in code
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, flags=re.M)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert len(said) == code.count("print(") > 0
+    assert printed.getvalue().splitlines() == said
+
+
+def test_rules_that_the_readme_says_have_no_benchmark_have_none(repository: Path) -> None:
+    text = " ".join((repository / "README.md").read_text().split())
+    (said,) = re.findall(r"those without an output: (.*?) have no benchmark file", text)
+    found = set()
+    for path in (repository / "workflow" / "rules").glob("*.smk"):
+        for name, body in re.findall(
+            r"^ *rule (\w+):\n((?:.*\n)*?)(?=^ *rule |\Z)", path.read_text(), flags=re.M
+        ):
+            if "script:" in body and "benchmark:" not in body:
+                found.add(name)
+    assert set(re.findall(r"`(\w+)`", said)) == found
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [("cells.csv", cells.COLUMNS), ("verdicts.csv", judged.COLUMNS)],
+)
+def test_the_data_dictionary_has_a_row_for_each_column(
+    repository: Path, table: str, columns: tuple[str, ...]
+) -> None:
+    text = (repository / "data" / "README.md").read_text()
+    section = text.split(f"## reports/{table}")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row[0])] == list(columns)
+    for row in rows:
+        assert len(row) == 3 and row[2].strip(), row
+        if "_us`" in row[0]:
+            assert row[1].strip() == "µs"
+
+
+def test_one_pair_of_commands_carries_a_campaign(repository: Path) -> None:
+    for page in ("README.md", "data/README.md"):
+        text = (repository / page).read_text()
+        for rule in ("pack_campaign", "import_campaign"):
+            assert f"snakemake --cores 1 {rule} --config archive=campaign.tar.gz" in text
+        assert "lab.archive" not in text
 
 
 def test_rung_table_counts_every_claim_once() -> None:
@@ -59,8 +144,43 @@ def test_headline_is_the_geometric_mean_of_floor_over_time() -> None:
     assert "| `cublaslt_bf16` | bf16 | 60 % (40 to 90) | 2 |" in readme.headline(frame)
 
 
-def test_without_cells_the_headline_says_so() -> None:
-    assert readme.headline(cells.table([])) == "No campaign has been recorded yet."
+def test_without_cells_the_blocks_say_so() -> None:
+    nothing = cells.table([])
+    assert readme.headline(nothing) == readme.prize(nothing) == "No campaign has been recorded yet."
+
+
+def test_the_bad_baseline_is_called_so_until_there_is_a_kernel() -> None:
+    frame = synthetic.cells(ms=[1])
+    frame = frame[frame["role"] != "product"].copy()
+    words = "no 4-bit kernel of this project exists yet"
+    assert words in readme.headline(frame)
+    frame.loc[frame["kernel"] == "naive_dequant", "role"] = "product"
+    assert words not in readme.headline(frame)
+
+
+def timed(
+    kernel: str, fmt: str, *times: float, m: int = 1, regime: str = "cold_graph"
+) -> list[dict]:
+    known = {"campaign": "c", "kernel": kernel, "format": fmt, "M": m, "regime": regime}
+    return [known | {"shape": f"s{i}", "time_us": time} for i, time in enumerate(times)]
+
+
+def test_the_prize_is_the_geometric_mean_of_the_ratios_of_floors() -> None:
+    frame = pd.DataFrame(
+        [
+            *timed("stream_read", "fp8_e4m3", 4.0, 9.0),
+            *timed("stream_read", "mxfp4", 4.0, 1.0),
+            *timed("stream_read", "mxfp4", 1.0, 1.0, m=8),
+            *timed("stream_read", "fp8_e4m3", 1.0, 1.0, regime="hot_graph"),
+            *timed("cublaslt_fp8", "fp8_e4m3", 5.0, 5.0),
+            *timed("cublaslt_bf16", "bf16", 10.0),
+        ]
+    )
+    text = readme.prize(frame)
+    assert "of 2 shapes" in text
+    assert "| MXFP4 against FP8 | 1.88 | 3.00 (1.00 to 9.00) | - |" in text
+    assert "| NVFP4 against FP8 | 1.78 | - | - |" in text
+    assert "| FP8 against BF16 | 2.00 | - | 2.00 (2.00 to 2.00) |" in text
 
 
 def test_fill_replaces_the_content_alone() -> None:
@@ -80,7 +200,8 @@ def test_markers_that_do_not_match_are_refused(text: str) -> None:
 
 def test_update_writes_only_when_something_changed(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    path.write_text("<!-- rungs -->\n<!-- /rungs -->\n<!-- headline -->\n<!-- /headline -->\n")
+    names = ("rungs", "prize", "headline")
+    path.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
     tables = {"cells": synthetic.cells(ms=[1]), "verdicts": synthetic.verdicts()}
     assert readme.update(path, **tables)
     assert not readme.update(path, **tables)

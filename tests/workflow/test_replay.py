@@ -91,7 +91,7 @@ def test_a_campaign_by_its_id(checkout, replay, campaign: str) -> None:
     assert f"replaying {campaign}" in done.stderr
     missing = f"{campaign[:-12]}{'0' * 12}"
     refused = checkout.run("-n", "--config", f"campaign={missing}")
-    assert refused.returncode == 1 and campaign in refused.stdout
+    assert refused.returncode == 1 and campaign in refused.stderr
 
 
 def test_without_any_campaign_the_report_says_not_run(new_checkout) -> None:

@@ -17,8 +17,10 @@ def test_each_rung_has_its_target_in_the_snakefile(repository: Path) -> None:
 
 @pytest.mark.parametrize("rung", [r.id for r in rungs.RUNGS])
 def test_an_empty_repository_lacks_everything(tmp_path: Path, rung: str) -> None:
-    text = rungs.not_measured(rung, tmp_path)
-    assert text.startswith(f"{rung} has not been measured")
+    with pytest.raises(rungs.NotMeasured) as refused:
+        rungs.require(rung, tmp_path)
+    text = str(refused.value)
+    assert text.startswith(f"{rung} has not been measured") and "\n" not in text
     for what in rungs.rung(rung).needs.values():
         assert what in text
 
@@ -29,4 +31,4 @@ def test_a_rung_with_all_it_needs_lacks_nothing(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert rungs.missing("R2", tmp_path) == []
-    assert rungs.not_measured("R2", tmp_path) is None
+    rungs.require("R2", tmp_path)

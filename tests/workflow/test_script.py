@@ -69,3 +69,12 @@ def test_digest_sees_names_and_bytes_and_no_order(tmp_path: Path) -> None:
     renamed = files.digest(tmp_path, ["*.cu"])
     (tmp_path / "c.cu").write_text("3")
     assert len({first, renamed, files.digest(tmp_path, ["*.cu"])}) == 3
+
+
+def test_a_refusal_is_its_sentence_and_nothing_more() -> None:
+    with pytest.raises(SystemExit) as ended, script.one_sentence(KeyError, ValueError):
+        raise ValueError("no such campaign")
+    assert ended.value.code == "Error: no such campaign"  # printed to stderr; exit status 1
+    assert ended.value.__suppress_context__
+    with pytest.raises(TypeError), script.one_sentence(ValueError):
+        raise TypeError("a defect keeps its traceback")

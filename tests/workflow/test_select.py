@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import select
+from lab import seal, select
 from lab.select import Machine, Plan, SelectError, plan
 
 CONFIG = {"measure": "auto", "campaign": None, "archive": None, "architectures": ["sm_90a"]}
@@ -29,8 +29,7 @@ def record(
     repo: Path, day: int, uuid: str = "GPU-1", kind: str = "campaign", rung: str = "R0", **source
 ) -> str:
     """Write the few facts of a campaign that choosing reads."""
-    campaign = f"{rung.lower()}-h200-202611{day:02d}-{day:012x}"
-    folder = repo / "data" / "campaigns" / campaign
+    folder = repo / "data" / "campaigns" / f".{day}"
     folder.mkdir(parents=True)
     source.setdefault("kernels_digest", select.kernels_digest(repo))
     value = {
@@ -41,7 +40,11 @@ def record(
         "source": source,
     }
     (folder / "campaign.json").write_text(json.dumps(value))
-    return campaign
+    for table in (seal.SAMPLES, seal.TELEMETRY):
+        (folder / table).touch()
+    sums = {name: seal.sha256(folder / name) for name in seal.HASHED}
+    (folder / seal.SUMS).write_text(json.dumps(sums))
+    return folder.rename(folder.parent / seal.campaign_id(value, sums)).name
 
 
 def decide(repo: Path, machine: Machine, **config) -> Plan:
@@ -148,6 +151,16 @@ def test_a_campaign_asked_for_is_replayed(repo: Path) -> None:
     assert decide(repo, OTHER, campaign=old).campaign == old
 
 
+def test_a_campaign_whose_bytes_changed_is_never_chosen(repo: Path) -> None:
+    old, new = record(repo, 3), record(repo, 20)
+    with (repo / "data" / "campaigns" / new / "campaign.json").open("a") as file:
+        file.write(" ")
+    assert decide(repo, NO_GPU).campaign == old
+    assert select.unreadable(repo) == [new]
+    with pytest.raises(SelectError, match="see the audit"):
+        decide(repo, NO_GPU, campaign=new)
+
+
 def test_a_campaign_that_is_not_recorded_is_an_error_that_lists_those_that_are(repo: Path) -> None:
     known = record(repo, 3)
     with pytest.raises(SelectError, match=known):
@@ -172,3 +185,53 @@ def test_deciding_imports_no_cuda_binding(repo: Path) -> None:
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_campaign_of_another_rung_leaves_this_one_its_newest(repo: Path) -> None:
+    newest = record(repo, 3)
+    other = record(repo, 4, rung="R1")
+    assert decide(repo, NO_GPU, campaign=other).campaign == newest
+    with pytest.raises(SelectError, match="is not in data/campaigns"):
+        decide(repo, NO_GPU, campaign="r1-h200-20261101-0123456789ab")
+
+
+def test_the_campaign_asked_for_is_packed_or_else_the_newest_of_all_rungs(repo: Path) -> None:
+    asked = CONFIG | {"archive": "a.tar.gz"}
+    with pytest.raises(SelectError, match="no campaign to pack"):
+        select.campaign_to_pack(asked, repo)
+    old, newest = record(repo, 3), record(repo, 4, rung="R1")
+    record(repo, 5, kind="pilot")
+    assert select.campaign_to_pack(asked, repo) == newest
+    assert select.campaign_to_pack(asked | {"campaign": old}, repo) == old
+    with pytest.raises(SelectError, match="archive=FILE"):
+        select.campaign_to_pack(CONFIG, repo)
+
+
+def test_the_archive_to_import_has_to_be_there(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    with pytest.raises(SelectError, match="archive=FILE"):
+        select.archive_to_import(CONFIG)
+    with pytest.raises(SelectError, match=r"a\.tar\.gz: there is no such file"):
+        select.archive_to_import(CONFIG | {"archive": str(archive)})
+    archive.touch()
+    assert select.archive_to_import(CONFIG | {"archive": str(archive)}) == str(archive)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["sm_90"]}, "architectures=sm_90: 'sm_90' is not one of"),
+        ({"measure": "sometimes"}, "measure=sometimes: 'sometimes' is not one of"),
+        ({"meassure": "never"}, "meassure is not a setting; settings are measure, campaign"),
+        ({"campaign": "r0"}, "campaign=r0: "),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(repository: Path, change: dict, words: str) -> None:
+    schema = json.loads((repository / "workflow/schemas/config.schema.json").read_text())
+    sound = CONFIG | {"audit": "short"}
+    select.check_settings(sound, schema)
+    with pytest.raises(SelectError) as refused:
+        select.check_settings(sound | change, schema)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(SelectError, match="setting audit is missing"):
+        select.check_settings(CONFIG, schema)

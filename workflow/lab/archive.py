@@ -7,6 +7,7 @@ every hash before the campaign gets its name, so a broken or hostile archive lea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import io
 import os
@@ -41,17 +42,22 @@ def pack(campaign_dir: Path, out: Path) -> Path:
             member = tarfile.TarInfo(f"{folder.name}/{name}")
             member.size, member.mode, member.mtime = len(data), 0o644, 0
             tar.addfile(member, io.BytesIO(data))
-    out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(f".{out.name}.tmp")
-    scratch.write_bytes(buffer.getvalue())
-    os.replace(scratch, out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes(buffer.getvalue())
+        os.replace(scratch, out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise CampaignError(f"{out} cannot be written: {error}") from None
     return out
 
 
-def import_archive(archive: Path, data_dir: Path) -> Path:
-    """Unpack an archive into `data_dir/campaigns/<id>` and return that folder.
+def import_archive(archive: Path, data_dir: Path) -> tuple[Path, bool]:
+    """Unpack an archive into `data_dir/campaigns/<id>`; that folder, and whether it is new.
 
-    The same campaign again is left alone. Raises CampaignError, leaving nothing behind, on a damaged
+    The same campaign again is left alone, and not new. Raises CampaignError, leaving nothing behind, on a damaged
     archive, a link, a path that leads elsewhere, a member too many or too few, a hash that differs,
     or another campaign of that name.
     """
@@ -67,9 +73,15 @@ def import_archive(archive: Path, data_dir: Path) -> Path:
             (folder / file).write_bytes(data)
         if problems := verify(folder):
             raise CampaignError(f"{archive.name}: " + "; ".join(problems))
-        return place(folder, campaigns / name)
+        new = not (campaigns / name).exists()
+        return place(folder, campaigns / name), new
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def imported(folder: Path, new: bool) -> str:
+    """What `import_archive` did, in words."""
+    return f"{folder}: {'imported' if new else 'already here, identical'}"
 
 
 def _read(archive: Path) -> tuple[str, dict[str, bytes]]:
@@ -125,9 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.command == "pack":
-            done = pack(given.campaign, given.out)
+            done = str(pack(given.campaign, given.out))
         else:
-            done = import_archive(given.archive, given.data)
+            done = imported(*import_archive(given.archive, given.data))
     except CampaignError as error:
         print(error, file=sys.stderr)
         return 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lab import records
 from lab.files import write_text
+from lab.rows import CampaignError
 
 KEY = ("campaign", "rung", "kernel", "format", "shape", "N", "K", "M", "regime")
 NUMBERS = ("time_us", "ci_low_us", "ci_high_us", "floor_us")
@@ -21,12 +23,18 @@ COLUMNS = (
 SIGNIFICANT_DIGITS = 6
 
 
-def table(campaign_dirs: Iterable[str | Path]) -> pd.DataFrame:
+def table(
+    campaign_dirs: Iterable[str | Path], verify: Callable[[Path], list[str]] = records.verify
+) -> pd.DataFrame:
     """The cells of some campaigns, sorted, with COLUMNS; times in microseconds, NaN where a cell has none.
 
-    Raises ValueError naming the cell when one occurs twice.
+    Raises CampaignError for a campaign that does not verify, ValueError naming the cell when one occurs twice.
     """
-    rows = [row for folder in campaign_dirs for row in _rows(Path(folder))]
+    folders = [Path(folder) for folder in campaign_dirs]
+    for folder in folders:
+        if problems := verify(folder):
+            raise CampaignError(f"{folder.name} does not verify: " + "; ".join(problems[:5]))
+    rows = [row for folder in folders for row in _rows(folder)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
     if (twice := frame.duplicated(list(KEY))).any():
         cell = frame.loc[twice, list(KEY)].iloc[0].to_dict()

@@ -15,8 +15,15 @@ import pandas as pd
 
 from lab.files import write_text
 from lab.rungs import RUNGS
+from qgemm_mx.formats import bytes_per_weight
 
 HEADLINE_REGIME = "cold_graph"
+NO_CAMPAIGN = "No campaign has been recorded yet."
+FLOOR = "stream_read"
+CUBLASLT = {"bf16": "cublaslt_bf16", "fp8_e4m3": "cublaslt_fp8"}
+# The faster format and the one that it is held against, with their names in prose.
+STEPS = (("mxfp4", "fp8_e4m3"), ("nvfp4", "fp8_e4m3"), ("fp8_e4m3", "bf16"))
+NAMES = {"mxfp4": "MXFP4", "nvfp4": "NVFP4", "fp8_e4m3": "FP8", "bf16": "BF16"}
 # Verdicts in the order in which a reader wants them; the rest follow by name.
 VERDICT_ORDER = (
     "HIT", "STRADDLE", "MISS", "CONFIRMED", "INCONCLUSIVE", "REFUTED", "DEVIATED", "INVALID", "TAMPERED",
@@ -39,7 +46,7 @@ def update(path: str | Path, *, cells: pd.DataFrame, verdicts: pd.DataFrame) -> 
 
 def blocks(cells: pd.DataFrame, verdicts: pd.DataFrame) -> dict[str, str]:
     """Name -> Markdown of every block."""
-    return {"rungs": rung_table(verdicts), "headline": headline(cells)}
+    return {"rungs": rung_table(verdicts), "headline": headline(cells), "prize": prize(cells)}
 
 
 def fill(text: str, contents: Mapping[str, str]) -> str:
@@ -80,7 +87,7 @@ def headline(cells: pd.DataFrame) -> str:
         & cells["floor_us"].notna()
     ]
     if shown.empty:
-        return "No campaign has been recorded yet."
+        return NO_CAMPAIGN
     sources = shown[["campaign", "device"]].drop_duplicates()
     named = "; ".join(f"`{c}` on {d}" for c, d in sources.itertuples(index=False))
     lines = [
@@ -94,4 +101,49 @@ def headline(cells: pd.DataFrame) -> str:
         mean = float(np.exp(np.log(share).mean()))
         span = f"{mean:.3g} % ({share.min():.3g} to {share.max():.3g})"
         lines.append(f"| `{kernel}` | {fmt} | {span} | {len(rows)} |")
+    if not (shown["role"] == "product").any():
+        lines += [
+            "",
+            "`naive_dequant` is a deliberately bad baseline: no 4-bit kernel of this project exists yet.",
+        ]
     return "\n".join(lines)
+
+
+def prize(cells: pd.DataFrame) -> str:
+    """How much faster fewer bytes make a call at M = 1: by bytes, by measured floors, and by cuBLASLt's times."""
+    timed = cells[
+        (cells["regime"] == HEADLINE_REGIME) & (cells["M"] == 1) & cells["time_us"].notna()
+    ]
+    by_kernel = {key: rows for key, rows in timed.groupby(["kernel", "format"])}
+    if not any(kernel == FLOOR for kernel, _ in by_kernel):
+        return NO_CAMPAIGN
+    shapes = timed.loc[timed["kernel"] == FLOOR, "shape"].nunique()
+    lines = [
+        f"M = 1, geometric mean (lowest to highest of {shapes} shapes):",
+        "",
+        "| times as fast | by bytes | by measured floors | by calls of cuBLASLt |",
+        "|---|--:|--:|--:|",
+    ]
+    for fast, slow in STEPS:
+        floors = _times_as_fast(by_kernel.get((FLOOR, fast)), by_kernel.get((FLOOR, slow)))
+        calls = _times_as_fast(
+            by_kernel.get((CUBLASLT.get(fast), fast)), by_kernel.get((CUBLASLT[slow], slow))
+        )
+        by_bytes = bytes_per_weight(slow) / bytes_per_weight(fast)
+        lines.append(
+            f"| {NAMES[fast]} against {NAMES[slow]} | {by_bytes:.2f} | {floors} | {calls} |"
+        )
+    return "\n".join(lines)
+
+
+def _times_as_fast(fast: pd.DataFrame | None, slow: pd.DataFrame | None) -> str:
+    """Geometric mean over the shapes that both have, with the lowest and the highest; a dash where there is none."""
+    if fast is None or slow is None:
+        return "-"
+    key = ["campaign", "shape"]
+    both = fast.merge(slow, on=key, suffixes=("_fast", "_slow"))
+    if both.empty:
+        return "-"
+    ratio = both["time_us_slow"] / both["time_us_fast"]
+    mean = float(np.exp(np.log(ratio).mean()))
+    return f"{mean:.2f} ({ratio.min():.2f} to {ratio.max():.2f})"

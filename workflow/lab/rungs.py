@@ -6,6 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNELS = Path("kernels", "qgemm_mx", "cuda")
+# What decodes a 4-bit weight: in the proof of every kernel that could contain it.
+_FORMATS = f"{KERNELS}/formats*.cuh"
+# 4-bit kernels and what they are made of (globs): blind claims about a kernel precede the first commit of each file.
+KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
+    "reference": (f"{KERNELS}/reference.cu", _FORMATS),
+    "naive_dequant": (f"{KERNELS}/naive_dequant.cu", _FORMATS),
+    "testbed": (f"{KERNELS}/testbed*.cu", _FORMATS),
+    "qgemv_mx": (f"{KERNELS}/qgemv_mx.cu", _FORMATS),
+    "qgemm_mx": (f"{KERNELS}/qgemm_mx.cu", _FORMATS),
+    "linear": (f"{KERNELS}/qgemv_mx.cu", f"{KERNELS}/qgemm_mx.cu", _FORMATS),
+    "grouped": (f"{KERNELS}/*grouped*.cu", _FORMATS),
+}
+# What measures, and decodes nothing: no claim about a 4-bit kernel waits for it.
+INSTRUMENT_SOURCES = tuple(
+    f"{KERNELS}/{name}" for name in ("harness.cu", "stream_read.cu", "ptx_memory.cuh")
+)
+
+
+def source_of(kernel: str) -> str:
+    """The glob of a kernel's own source, the first of its list."""
+    return KERNEL_SOURCES[kernel][0]
+
+
+class NotMeasured(RuntimeError):
+    """A rung was asked for that has no result yet; the message says what it lacks."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +55,7 @@ RUNGS = (
         "r1_decomposition",
         "where the Hopper FP4 throughput goes: the gap of the production path split into causes",
         {
-            f"{KERNELS}/testbed*.cu": "the testbed kernel with its factor variants (testbed/<variant>)",
+            source_of("testbed"): "the testbed kernel with its factor variants (testbed/<variant>)",
             "workflow/lab/peers/*.py": "the adaptors of the production kernels (peer/<name>)",
             "data/campaigns/r1-*/campaign.json": "an R1 campaign",
         },
@@ -40,8 +65,8 @@ RUNGS = (
         "r2_kernel",
         "the kernels: qgemv_mx for decode, qgemm_mx from M = 16 to prefill",
         {
-            f"{KERNELS}/qgemv_mx.cu": "the decode kernel qgemv_mx",
-            f"{KERNELS}/qgemm_mx.cu": "the wgmma/TMA kernel qgemm_mx",
+            source_of("qgemv_mx"): "the decode kernel qgemv_mx",
+            source_of("qgemm_mx"): "the wgmma/TMA kernel qgemm_mx",
             "data/campaigns/r2-*/campaign.json": "an R2 campaign",
         },
     ),
@@ -50,7 +75,7 @@ RUNGS = (
         "r3_moe_dsl",
         "the grouped (MoE) variant with routing skew, and the same kernel in DSLs",
         {
-            f"{KERNELS}/*grouped*.cu": "the grouped kernel",
+            source_of("grouped"): "the grouped kernel",
             "workflow/lab/dsl/*.py": "the DSL twins of the kernel",
             "data/campaigns/r3-*/campaign.json": "an R3 campaign",
         },
@@ -69,10 +94,9 @@ def missing(rung_id: str, repo: str | Path) -> list[str]:
     return [what for glob, what in rung(rung_id).needs.items() if not any(repo.glob(glob))]
 
 
-def not_measured(rung_id: str, repo: str | Path) -> str | None:
-    """One paragraph that says why a rung has no result, or None when it has what it needs."""
-    lacking = missing(rung_id, repo)
-    if not lacking:
-        return None
-    wanted = rung(rung_id)
-    return f"{rung_id} has not been measured ({wanted.title}). Missing: {'; '.join(lacking)}."
+def require(rung_id: str, repo: str | Path) -> None:
+    """Raise NotMeasured, with what it lacks, for a rung that has no result yet."""
+    if lacking := missing(rung_id, repo):
+        raise NotMeasured(
+            f"{rung_id} has not been measured ({rung(rung_id).title}). Missing: {'; '.join(lacking)}."
+        )

@@ -19,6 +19,18 @@ def prepend_python_path(folders: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
+def one_sentence(*refusals: type[Exception]) -> Iterator[None]:
+    """Where the Snakefile is read: end on one of these exceptions with its sentence alone, and status 1.
+
+    Snakemake would put a traceback around every exception that is not a SystemExit.
+    """
+    try:
+        yield
+    except refusals as refusal:
+        raise SystemExit(f"Error: {refusal}") from None
+
+
+@contextlib.contextmanager
 def logged(path: str | Path, terminal: bool = False) -> Iterator[Log]:
     """Give a function that writes a line to the log file, and to stderr as well if `terminal`.
 

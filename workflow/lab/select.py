@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lab import device, files
+from jsonschema import Draft202012Validator
+
+from lab import device, files, seal
 
 CAMPAIGNS = Path("data", "campaigns")
 # What the cubins are made of: the sources, their sidecars and the module that holds the compiler's flags.
@@ -88,7 +90,7 @@ def plan(
     """
     mode = config["measure"]
     recorded = recorded_campaigns(repo, rung)
-    wanted = _wanted(config["campaign"], recorded, rung)
+    wanted = _wanted(config["campaign"], recorded_campaigns(repo), rung)
     if mode == "never" or (mode == "auto" and wanted is not None):
         return _replay(
             wanted or _newest(recorded), rung, "measuring is off" if wanted is None else "as asked"
@@ -114,8 +116,48 @@ def plan(
     return _measure(machine, rung)
 
 
+def check_settings(config: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Refuse settings that `schema` (workflow/schemas/config.schema.json) does not allow. Raises SelectError."""
+    known = schema["properties"]
+    for name in sorted(set(config) ^ set(known)):
+        if name in config:
+            raise SelectError(f"{name} is not a setting; settings are {', '.join(known)}")
+        raise SelectError(f"setting {name} is missing")
+    for name, value in config.items():
+        for error in Draft202012Validator(known[name]).iter_errors(value):
+            shown = ",".join(map(str, value)) if isinstance(value, list) else value
+            raise SelectError(f"{name}={shown}: {error.message}. {known[name]['description']}")
+
+
+def campaign_to_pack(config: Mapping[str, Any], repo: str | Path) -> str:
+    """Id of the campaign that was asked for, or else of the newest of all rungs.
+
+    Raises SelectError when there is none, or nothing says where to pack it.
+    """
+    if config["archive"] is None:
+        raise SelectError("say where to pack: --config archive=FILE.tar.gz")
+    if config["campaign"] is not None:
+        return config["campaign"]  # `plan` has looked for it
+    if not (recorded := recorded_campaigns(repo)):
+        raise SelectError(f"there is no campaign to pack in {CAMPAIGNS}")
+    return recorded[-1].id
+
+
+def archive_to_import(config: Mapping[str, Any]) -> str:
+    """Path of the archive that was named. Raises SelectError when none was, or it is not there."""
+    archive = config["archive"]
+    if archive is None:
+        raise SelectError("say what to import: --config archive=FILE.tar.gz")
+    if not Path(archive).is_file():
+        raise SelectError(f"archive={archive}: there is no such file")
+    return archive
+
+
 def recorded_campaigns(repo: str | Path, rung: str | None = None) -> list[Recorded]:
-    """Recorded campaigns of a rung (None: of all), oldest first, without pilots and without `unreadable` ones."""
+    """Recorded campaigns of a rung (None: of all), oldest first, without pilots and without `unreadable` ones.
+
+    One whose bytes are not those of its sums and its name (lab.seal) is unreadable too.
+    """
     found = [recorded for folder in _folders(repo) if (recorded := _read(folder)) is not None]
     wanted = [c for c in found if c.kind == "campaign" and rung in (None, c.rung)]
     return sorted(wanted, key=lambda c: (c.created_utc, c.id))
@@ -132,6 +174,8 @@ def _folders(repo: str | Path) -> list[Path]:
 
 
 def _read(folder: Path) -> Recorded | None:
+    if seal.problems(folder):
+        return None
     try:
         campaign = files.read_json(folder / "campaign.json")
         return Recorded(
@@ -171,13 +215,16 @@ def _installed(package: str) -> bool:
 
 
 def _wanted(campaign: str | None, recorded: list[Recorded], rung: str) -> Recorded | None:
-    if campaign is None or not campaign.startswith(f"{rung.lower()}-"):
+    """The recorded campaign that was asked for, where it is one of this rung."""
+    if campaign is None:
         return None
     for candidate in recorded:
         if candidate.id == campaign:
-            return candidate
+            return candidate if candidate.rung == rung else None
     known = ", ".join(c.id for c in recorded) or "none"
-    raise SelectError(f"campaign={campaign} is not in {CAMPAIGNS}; recorded for {rung}: {known}")
+    raise SelectError(
+        f"campaign={campaign} is not in {CAMPAIGNS}, or not usable (see the audit); recorded: {known}"
+    )
 
 
 def _newest(recorded: list[Recorded]) -> Recorded | None:

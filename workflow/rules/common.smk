@@ -39,11 +39,21 @@ def measured_rung(rung):
     """Input function of a rung's target: nothing, or a plain error that says what the rung still lacks."""
 
     def check(wildcards):
-        if rung == "R0" and R0.action != "nothing":
-            return []
-        lacking = rungs.not_measured(rung, REPO)
-        if lacking:
-            raise WorkflowError(lacking)
+        if rung != "R0" or R0.action == "nothing":
+            with one_sentence(rungs.NotMeasured):
+                rungs.require(rung, REPO)
         return []
 
     return check
+
+
+def campaign_to_pack(wildcards):
+    """Input function: the files of the campaign that was asked for, or else of the newest."""
+    with one_sentence(select.SelectError):
+        return repository_files(f"{select.CAMPAIGNS}/{select.campaign_to_pack(config, REPO)}/*")
+
+
+def archive_to_import(wildcards):
+    """Input function: the archive that was named."""
+    with one_sentence(select.SelectError):
+        return select.archive_to_import(config)

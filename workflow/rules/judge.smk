@@ -28,7 +28,8 @@ rule cells:
 rule verdicts:
     input:
         pointers=POINTERS,
-        campaigns=REPLAYED_FILES,
+        # Not only the one that the report shows: claims are judged by all campaigns of their device.
+        campaigns=repository_files(f"{select.CAMPAIGNS}/*/*"),
         prereg=PREREG_FILES,
     output:
         verdicts="reports/verdicts.csv",

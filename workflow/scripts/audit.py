@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from lab import audit, select
+from lab import audit
 from lab.files import write_text
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
-    campaign = snakemake.params.campaign
-    found = audit.judge(".", [select.CAMPAIGNS / campaign] if campaign else [])
+    found = audit.judge(".")
     result = audit.audit(".", found, shown=snakemake.params.shown)
-    text = "\n".join(audit.lines(result))
+    text = "\n".join(audit.lines(result, full=snakemake.params.full))
     print(text, flush=True)
     log(text)
     if result.exit_code:

@@ -6,6 +6,4 @@ from lab import archive
 from lab.script import logged
 
 with logged(snakemake.log[0], terminal=True) as log:
-    if snakemake.params.archive is None:
-        raise ValueError("say which: --config archive=FILE.tar.gz")
-    log(f"{archive.import_archive(snakemake.params.archive, Path('data'))}")
+    log(archive.imported(*archive.import_archive(Path(snakemake.input.archive), Path("data"))))

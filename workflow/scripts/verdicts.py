@@ -2,12 +2,14 @@
 
 from collections import Counter
 
-from lab import audit, judgement, replay, verdicts
+from lab import audit, judgement, verdicts
 from lab.files import write_json
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
-    found = audit.judge(".", replay.chosen_campaigns(snakemake.input.pointers))
+    found = audit.judge(".")
+    if found.stopped:
+        raise RuntimeError(str(found.stopped))
     result = audit.audit(".", found)
     for verdict, n in Counter(v.verdict for v in found.verdicts).most_common():
         log(f"{n} {verdict}")
