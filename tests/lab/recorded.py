@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab import records
+from lab import protocol, records
 
 SHAPE = {"shape": "q_o_proj", "N": 4096, "K": 4096}
 
@@ -113,6 +113,63 @@ def legs(m=1, regime="cold_graph", blocks=4, seed=0, arms=ARMS, nodes=16):
                 }
             )
     return pd.DataFrame(rows)
+
+
+def planned_point(frozen, m=1, seed=0, wide=False):
+    """A point as the frozen protocol plans it: all its regimes, blocks in the order of its seed, with their cells.
+
+    `wide` scatters the headline's first blocks beyond the frozen half width, so that it is extended.
+    """
+    regimes = frozen["regimes"]
+    samples, cells = [], []
+    for regime in (regimes["headline"], *regimes["secondary"]):
+        headline = regime == regimes["headline"]
+        arms = [name for name in ARMS if headline or not name.endswith("#2")]
+        order = protocol.block_order(frozen, arms, SHAPE["shape"], m, regime)
+        n = protocol.planned_blocks(frozen, m, regime)
+        taken = len(order) if headline and wide else n
+        frame = legs(m, regime, taken, seed, {name: ARMS[name] for name in arms})
+        at = frame.groupby(["block", "arm"]).cumcount()  # first or second leg of an arm
+        places = {}
+        for block, names in enumerate(order[:taken]):
+            for position, name in enumerate(names):
+                places[block, name, int(position >= len(arms))] = position
+        frame["position"] = [
+            places[key] for key in zip(frame["block"], frame["arm"], at, strict=True)
+        ]
+        frame["extension"] = frame["block"] >= n
+        if headline and wide:
+            scale = 1 + 0.1 * (frame["block"] % 2)
+            for name in ("t_n_us", "t_2n_us", "time_us", "intercept_us"):
+                frame[name] *= scale
+        frame = frame.sort_values(["block", "position"], ignore_index=True)
+        samples.append(frame)
+        cells += [
+            cell("stream_read", "floor", m=m, regime=regime),
+            cell(m=m, regime=regime, tuning=records.Tuning(candidates=32, chosen="made up")),
+        ]
+    cells.append(cell("reference", "correctness_only", m=m))
+    frame = pd.concat(samples, ignore_index=True)
+    frame["start_ns"] = 1000 * np.arange(len(frame))
+    frame["end_ns"] = frame["start_ns"] + 500
+    checked = {c.kernel: c for c in cells}
+    return {
+        "cells": cells,
+        "checks": [check(c) for c in checked.values()],
+        "samples": frame,
+        "telemetry": telemetry(),
+    }
+
+
+def planned_campaign(tmp: Path, frozen, point=None, constants=None, **changes) -> Path:
+    """A finished campaign under tmp/data of one planned point (given, or made here)."""
+    partial = records.PartialCampaign.open(
+        tmp / "partial", header(**{"seed": frozen["seed"]} | changes)
+    )
+    partial.append_point("q_o_proj/M1", **(point or planned_point(frozen)))
+    if constants:
+        partial.add_constants(constants)
+    return records.finalise(partial, tmp / "data")
 
 
 def telemetry():

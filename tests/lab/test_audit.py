@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 
+import pandas as pd
 import pytest
 from prereg_kit import Repo, cell, claim, estimand, fp8, speedup, write_claims
 
-from lab import audit, registry, verdicts
+from lab import audit, cells, readme, registry, report_audit, verdicts
 
 ARMS = [(cell(), 2.0), (fp8(), 4.0)]
 ROW = claim("r2.qgemv_mx.fast", "threshold", speedup())
@@ -25,7 +27,8 @@ def sound(folder):
 def run(repo, check=sound, **options):
     root = repo.root if isinstance(repo, Repo) else repo
     folders = sorted((root / "data" / "campaigns").glob("*"))
-    return audit.audit(root, audit.examine(root, folders, check), **options)
+    found = audit.examine(root, folders, check, rules=lambda repo, folder: [])
+    return audit.audit(root, found, **options)
 
 
 @pytest.fixture
@@ -50,8 +53,8 @@ def test_a_sound_repository_passes_with_a_missed_claim(repo):
     assert (result.exit_code, result.problems) == (0, ())
     assert by_claim(result) == {"r2.qgemv_mx.fast": "CONFIRMED", "r2.qgemv_mx.time": "MISS"}
     text = "\n".join(audit.lines(result))
-    assert "2 claims: 1 CONFIRMED, 1 MISS" in text and "above 1.5 p=0.75" in text
-    assert "9 [7, 11] us" in text and "audit: OK (exit status 0)" in text
+    assert "2 claims: 1 CONFIRMED, 1 MISS" in text and "above 1.5 chance 0.75" in text
+    assert "9 [7, 11] µs" in text and "audit: OK (exit status 0)" in text
 
 
 def test_one_edited_byte_of_a_frozen_file_is_tampered(repo):
@@ -291,15 +294,243 @@ def test_unregistered_claim_is_exploratory_and_only_noted(repo):
 
 
 def test_a_report_that_differs_from_the_data_is_invalid(repo):
-    path = repo.root / "reports" / "verdicts.csv"
-    path.parent.mkdir()
-    verdicts.write_csv(run(repo).verdicts, path)
+    path = report_of(repo)
     assert run(repo, shown=path).exit_code == 0
     path.write_text(path.read_text().replace("MISS", "HIT"))
     result = run(repo, shown=path)
     assert result.exit_code == 4
     assert "reports/verdicts.csv" in str(result.problems[0])
     assert "r2.qgemv_mx.time" in str(result.problems[0])
+
+
+def report_of(repo):
+    """The report of a repository, without pictures; gives its table of verdicts."""
+    reports = repo.root / "reports"
+    verdicts.write_csv(run(repo).verdicts, reports / "verdicts.csv")
+    folders = sorted((repo.root / "data" / "campaigns").glob("*"))
+    cells.write(cells.table(folders, verify=sound), reports / "cells.csv")
+    (reports / "index.html").write_text("<p>2 claims, 1 MISS</p>")
+    shown = pd.read_csv(reports / "verdicts.csv")
+    blocks = readme.blocks(cells.read(reports / "cells.csv"), shown)
+    marks = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in blocks)
+    (repo.root / "README.md").write_text(readme.fill(marks, blocks))
+    report_audit.write_sums(reports)
+    return reports / "verdicts.csv"
+
+
+def removed(path):
+    path.unlink()
+
+
+def digits(path):
+    text = path.read_text()
+    path.write_text(text.replace("1", "3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("reports/verdicts.csv", removed),
+        ("reports/cells.csv", removed),
+        ("reports/SHA256SUMS.json", removed),
+        ("reports/index.html", removed),
+        ("README.md", removed),
+        ("reports/cells.csv", digits),
+        ("reports/index.html", digits),
+        ("reports/SHA256SUMS.json", lambda path: path.write_text(path.read_text() + " ")),
+        ("README.md", digits),
+        ("reports/figures/extra.svg", lambda path: (path.parent.mkdir(), path.touch())),
+        ("reports/cells.csv", lambda path: path.write_text(path.read_text().splitlines()[0])),
+        ("reports/cells.csv", lambda path: path.write_bytes(b"\xff\n")),
+    ],
+)
+def test_any_part_of_a_report_that_is_not_what_the_data_give_is_invalid(repo, name, change):
+    shown = report_of(repo)
+    change(repo.root / name)
+    result = run(repo, shown=shown)
+    assert result.exit_code == 4 and name in {p.path for p in result.problems}
+
+
+def test_sums_that_were_redone_do_not_hide_an_edited_table(repo):
+    shown = report_of(repo)
+    digits(repo.root / "reports" / "cells.csv")
+    report_audit.write_sums(repo.root / "reports")
+    result = run(repo, shown=shown)
+    assert {p.path for p in result.problems} == {"reports/cells.csv"}
+
+
+NEWER = {"name": "r2-new-20261202-0", "created_utc": "2026-12-02T00:00:00Z"}
+
+
+def newer(repo, arms, **more):
+    head = registry.head(repo.prereg)
+    return repo.campaign(arms, repo.measured, head, **(NEWER | more))
+
+
+def test_a_newer_campaign_without_a_cell_leaves_the_verdict_of_the_older(repo):
+    newer(repo, [(cell(), 2.0)])
+    result = run(repo)
+    assert by_claim(result)["r2.qgemv_mx.fast"] == "CONFIRMED"
+    assert {v.campaign for v in result.verdicts} == {repo.folder.name, NEWER["name"]}
+    assert result.notes == tuple(n for n in result.notes if "legs" in n)
+
+
+def test_another_verdict_of_an_older_campaign_is_noted_with_both(repo):
+    newer(repo, [(cell(), 9.0), (fp8(), 4.0)])
+    result = run(repo)
+    assert by_claim(result) == {"r2.qgemv_mx.fast": "REFUTED", "r2.qgemv_mx.time": "HIT"}
+    for verdict, old in (("REFUTED", "CONFIRMED"), ("HIT", "MISS")):
+        said = f"{verdict} by {NEWER['name']}, but {old} by the older {repo.folder.name}: "
+        (note,) = (note for note in result.notes if said in note)
+        assert "r2.qgemv_mx." in note
+    assert result.exit_code == 0
+
+
+def test_judging_takes_all_campaigns_of_the_claimed_device_and_no_pilot(repo):
+    newer(repo, [(cell(), 9.0)], kind="pilot")
+    newer(repo, [(cell(), 9.0)], name="r2-other-20261203-0", device={"name": "NVIDIA H100"})
+    for chosen in (None, [], sorted((repo.root / "data/campaigns").glob("*"))):
+        assert audit._of_claimed_device(repo.root, chosen) == [repo.folder]
+
+
+@pytest.mark.parametrize("kind", [{"kind": "pilot"}, {"device": {"name": "NVIDIA H100"}}, None])
+def test_every_folder_is_verified_whatever_its_device_or_kind(repo, kind):
+    if kind is None:
+        (repo.root / "data/campaigns/stray").write_text("no folder")
+    else:
+        newer(repo, [(cell(), 9.0)], **kind)
+    found = audit.examine(
+        repo.root,
+        [repo.folder],
+        lambda f: [] if f == repo.folder else ["bad hash"],
+        rules=lambda repo, folder: [],
+    )
+    assert [p.reason for p in found.campaign_problems] == ["bad hash"]
+    assert audit.audit(repo.root, found).exit_code == 4
+
+
+def test_reasons_of_a_bad_campaign_are_given_once(repo):
+    result = run(repo, lambda folder: ["samples.parquet has SHA-256 aa"])
+    assert set(by_claim(result).values()) == {"INVALID"}
+    text = "\n".join(audit.lines(result))
+    assert text.count("samples.parquet has SHA-256 aa") == 1 and "2 claims, first" in text
+
+
+def test_many_or_long_reasons_are_cut(repo):
+    result = run(repo, lambda folder: ["x" * 5000] * 100)
+    assert sum(len(str(p)) for p in result.problems) < 10_000
+    assert any("more such reasons" in str(p) for p in result.problems)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["source"].update(commit=5),
+        lambda r: r.update(prereg_head=["x"]),
+        lambda r: r.update(cells=[1]),
+        lambda r: r.update(device=3),
+        lambda r: r.update(constants=[[]]),
+        lambda r: r["cells"][0].update(M=[1]),
+        lambda r: r["cells"][0]["time"].update(time_us="x"),
+        lambda r: r.update(created_utc=None),
+        lambda r: r["checks"].append({}),
+    ],
+)
+def test_wrong_types_in_a_campaign_are_invalid_with_its_name(repo, change, capsys):
+    edit(newer(repo, ARMS), change)
+    assert audit.main(["--repo", str(repo.root)]) == 4
+    assert f"INVALID: data/campaigns/{NEWER['name']}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"{", b"["),
+        (b'"claim_ids":[', b'"claim_ids":[5,'),
+        (b'"path":', b'"path":5,"pat":'),
+        (b'"files":[', b'"files":[1,'),
+    ],
+)
+def test_a_broken_manifest_line_is_tampered_with_file_and_reason(repo, old, new, capsys):
+    path = repo.prereg / "manifest.jsonl"
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    assert audit.main(["--repo", str(repo.root)]) == 3
+    assert "TAMPERED: prereg/manifest.jsonl:1: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_a_draft_that_repeats_frozen_ids_is_invalid(repo, canonical):
+    path = write_claims(repo.prereg, ROW, freeze="zz")
+    if not canonical:
+        path.write_bytes(path.read_bytes() + b"\n\n")
+    result = run(repo)
+    assert result.exit_code == 4 and by_claim(result)["r2.qgemv_mx.fast"] == "CONFIRMED"
+    (problem,) = result.problems
+    assert problem.path == "prereg/claims/zz.json" and "r2.qgemv_mx.fast" in problem.reason
+
+
+def test_what_nobody_foresaw_is_invalid_with_its_text(repo, monkeypatch, capsys):
+    def boom(*arguments):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(audit.registry, "load_registered", boom)
+    assert audit.main(["--repo", str(repo.root)]) == 4
+    assert "RuntimeError: no such thing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--skip-worktree", "--assume-unchanged"])
+def test_an_edit_that_the_index_is_told_to_pass_over_is_tampered(repo, flag):
+    names = repo.git("ls-files", "data/campaigns").split()
+    repo.git("update-index", flag, *names)
+    edit(repo.folder, lambda record: record["cells"][0]["time"].update(time_us=1.99))
+    assert run(repo).exit_code == 3
+    shutil.rmtree(repo.folder)
+    assert any("removed" in str(p) for p in run(repo).problems)
+
+
+def test_a_good_file_on_disk_does_not_hide_an_edited_commit(repo):
+    path = repo.prereg / "claims" / "r2.json"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"1.5", b"1.4"))
+    repo.commit("edit")
+    path.write_bytes(good)
+    result = run(repo)
+    assert result.exit_code == 3 and "present commit" in str(result.problems[0])
+
+
+@pytest.mark.parametrize("name", ["fast.cu", "inner/deep.cuh", "impl.h"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_kernel_source_of_no_kernel_is_invalid_and_stays_so(repo, name, gone):
+    path = repo.write(f"kernels/qgemm_mx/cuda/{name}")
+    repo.commit("something")
+    if gone:
+        path.unlink()
+        repo.commit("gone")
+    result = run(repo)
+    assert result.exit_code == 4
+    assert {p.path for p in result.problems} == {f"kernels/qgemm_mx/cuda/{name}"}
+
+
+@pytest.mark.parametrize(("kernel", "exit_code"), [("naive_dequant", 3), ("qgemv_mx", 0)])
+def test_the_decoder_belongs_to_the_proof_of_the_kernels_it_came_with(tmp_path, kernel, exit_code):
+    """A shared header that is older than a kernel says nothing about that kernel's claims."""
+    repo = Repo(tmp_path / "r")
+    repo.write("kernels/qgemm_mx/cuda/formats.cuh")
+    repo.commit("the decoder first")
+    of = estimand(cells=[cell(kernel)])
+    quantiles = dict(q05=7, q25=8, q50=9, q75=10, q95=11)
+    repo.freeze(claim(f"r0.{kernel}.time", of=of, quantiles=quantiles), freeze="r0")
+    repo.commit("freeze")
+    result = run(repo)
+    assert result.exit_code == exit_code
+    if exit_code:
+        assert "formats.cuh came with" in str(result.problems[0])
+
+
+def test_instrument_sources_are_of_no_kernel(repo):
+    for name in ("harness.cu", "stream_read.cu", "ptx_memory.cuh", "harness.json"):
+        repo.write(f"kernels/qgemm_mx/cuda/{name}")
+    assert run(repo).exit_code == 0
 
 
 def test_the_worst_status_decides(repo):
@@ -323,3 +554,111 @@ def test_bytes_per_weight_are_facts_of_the_code():
     assert facts["bytes_per_weight/mxfp4"] == 0.53125
     assert facts["bytes_per_weight/nvfp4"] == 0.5625
     assert facts["bytes_per_weight/fp8_e4m3"] == 1.0
+
+
+# What is printed.
+
+
+def after_totals(lines):
+    (at,) = [i for i, line in enumerate(lines) if re.match(r"\d+ claims: ", line)]
+    return lines[at + 1 :]
+
+
+def test_the_header_says_what_each_bracket_is(repo):
+    header = audit.lines(run(repo))[0]
+    assert "predicted: median [90% band]" in header and "observed [95% interval]" in header
+
+
+def test_failures_are_repeated_after_the_totals(repo):
+    lines = audit.lines(run(repo))
+    (row,) = {line for line in lines if line.startswith("r2.qgemv_mx.time")}
+    assert lines.count(row) == 2 and row.endswith("MISS")
+    assert row in after_totals(lines)
+    assert not any("r2.qgemv_mx.fast" in line for line in after_totals(lines))
+
+
+def test_without_failures_nothing_is_repeated(tmp_path):
+    repo = Repo(tmp_path / "r")
+    repo.freeze(ROW)
+    repo.commit("freeze")
+    assert after_totals(audit.lines(run(repo))) == ["audit: OK (exit status 0)"]
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Three claims of two families that nothing has measured; one of them has a long id."""
+    repo = Repo(tmp_path / "r")
+    far = estimand(cells=[cell("qgemm_mx")])
+    long = "r2.qgemm_mx.time.mxfp4.a_shape_with_a_very_long_name_indeed.m8192_and_more"
+    repo.freeze(ROW, claim(long, of=far), claim("r2.qgemm_mx.time.b", of=far, family="r2.qgemm_mx"))
+    repo.commit("freeze")
+    return run(repo)
+
+
+def test_claims_that_are_not_run_are_counted_by_family(waiting):
+    lines = audit.lines(waiting)
+    assert [line.split() for line in lines[2:4]] == [["2", "r2.qgemm_mx"], ["1", "r2.qgemv_mx"]]
+    assert "audit=full" in lines[1] and "--all" in lines[1]
+    assert not any(v.claim in line for v in waiting.verdicts for line in lines)
+
+
+def test_all_of_them_are_printed_when_asked_for(waiting):
+    text = "\n".join(audit.lines(waiting, full=True))
+    assert all(v.claim in text and v.reason in text for v in waiting.verdicts)
+    assert "by family" not in text
+
+
+def test_lines_are_short_and_lose_nothing(waiting, repo):
+    for result in (waiting, run(repo, lambda folder: ["a bad hash, " * 40 + "the end"])):
+        for full in (False, True):
+            lines = audit.lines(result, full)
+            assert max(map(len, lines)) <= 160
+    assert "the end" in " ".join(lines)
+
+
+def test_what_tampers_with_many_claims_is_said_once(repo):
+    path = repo.prereg / "claims" / "r2.json"
+    path.write_bytes(path.read_bytes().replace(b"1.5", b"1.4"))
+    result = run(repo)
+    lines = audit.lines(result)
+    text = " ".join(line.strip() for line in lines)
+    assert [line.split()[-1] for line in lines[1:3]] == ["TAMPERED", "TAMPERED"]
+    assert text.count("prereg/claims/r2.json: SHA-256 is not the frozen") == 1
+    assert "[2 claims, first r2.qgemv_mx.fast]" in " ".join(after_totals(lines))
+
+
+@pytest.mark.parametrize("verdict", ["INVALID", "DEVIATED"])
+def test_what_stops_claims_is_said_after_the_totals(repo, verdict):
+    if verdict == "INVALID":
+        result = run(repo, lambda folder: ["bad hash"])
+    else:
+        protocol = repo.write("prereg/protocol.json", '{"seed": 1}')
+        registry.freeze([protocol], repo.prereg, "another protocol", "none")
+        result = run(repo)
+    assert set(by_claim(result).values()) == {verdict}
+    lines = after_totals(audit.lines(result))
+    reason = result.verdicts[0].reason
+    (line,) = [line for line in lines if "2 claims, first" in line]
+    assert line.startswith(f"{verdict}: {repo.folder.name}: ") and reason in line
+
+
+def test_tokens_and_microseconds_and_passed():
+    row = dict(rung="R0", kind="point", novelty="blind", campaign="c", verdict="HIT")
+    numbers = dict(q05=1, q25=1, q50=2, q75=3, q95=3, observed=2.0, ci_low=1.5, ci_high=2.5)
+    found = [
+        verdicts.Verdict(claim=unit, unit=unit, **row, **numbers) for unit in ("us", "M", "bool")
+    ]
+    lines = audit.lines(audit.AuditResult("OK", (), (), tuple(found)))
+    assert lines[1].count(" µs") == 2 and " us" not in lines[1]
+    assert lines[2].count(" tokens") == 2
+    assert " passed " in lines[3]
+
+
+def test_the_command_prints_all_when_asked(waiting, tmp_path, capsys):
+    root = str(tmp_path / "r")
+    printed = []
+    for more in ([], ["--all"]):
+        audit.main(["--repo", root, *more])  # without a report its status is not 0
+        printed.append(capsys.readouterr().out)
+    reason = waiting.verdicts[0].reason
+    assert reason and reason not in printed[0] and printed[1].count(reason) == 3

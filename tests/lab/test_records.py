@@ -334,6 +334,21 @@ def test_same_campaign_again_is_left_alone_and_other_content_refused(tmp_path):
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize("to", ["nowhere", "elsewhere", "same"])
+def test_a_link_in_a_campaigns_place_is_refused(tmp_path, to):
+    folder = recorded.campaign(tmp_path)
+    campaign = records.load(folder)
+    aside = folder.rename(tmp_path / "same")
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / to)
+    with pytest.raises(CampaignError, match=f"{folder.name} is a link"):
+        records.write(campaign, tmp_path / "data")
+    assert folder.is_symlink() and [p.name for p in folder.parent.iterdir()] == [folder.name]
+    assert not list((tmp_path / "elsewhere").iterdir())
+    folder.unlink()
+    assert records.write(campaign, tmp_path / "data") == folder and aside.is_dir()
+
+
 def test_rerun_goes_on_where_the_journal_ends(tmp_path):
     with recorded.journal(tmp_path, ms=(1,)) as partial:
         first = partial.header["created_utc"]
@@ -505,25 +520,188 @@ def test_a_killed_writer_loses_one_point_and_leaves_an_attempt(tmp_path, how):
     assert {c.M for c in records.load(folder).cells} == {1, 8}
 
 
-def test_a_damaged_journal_is_refused_not_guessed(tmp_path):
+def test_a_part_that_changes_under_an_open_journal_is_refused(tmp_path):
     with recorded.journal(tmp_path) as partial:
-        journal, part = (
-            partial.folder / "journal.jsonl",
-            partial.folder / "part-00001.samples.parquet",
-        )
-    whole = part.read_bytes()
-    part.write_bytes(whole[:-1])
-    with (
-        PartialCampaign.open(tmp_path, recorded.header()) as again,
-        pytest.raises(CampaignError, match="part-00001.samples.parquet of point q_o_proj/M8"),
-    ):
-        records.finalise(again, tmp_path / "data")
+        part = partial.folder / "part-00001.samples.parquet"
+        part.write_bytes(part.read_bytes()[:-1])
+        with pytest.raises(CampaignError, match="part-00001.samples.parquet of point q_o_proj/M8"):
+            records.finalise(partial, tmp_path / "data")
     assert not (tmp_path / "data").exists()
-    part.write_bytes(whole)
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([lines[0], b"garbage\n", *lines[1:]]))
-    with pytest.raises(CampaignError, match="line 2"):
+
+
+def test_parts_and_their_names_are_on_the_disk_before_the_line_that_vouches_for_them(
+    tmp_path, monkeypatch
+):
+    with recorded.journal(tmp_path, ms=()) as partial:
+        synced, fsync = [], os.fsync
+
+        def watched(handle):
+            fsync(handle)
+            found = os.fstat(handle)
+            names = sorted(p.name for p in partial.folder.glob("part-*.parquet"))
+            synced.append((found.st_ino, found.st_size, names))
+
+        monkeypatch.setattr(os, "fsync", watched)
+        partial.append_point("q_o_proj/M1", **recorded.point(1))
+        parts = [partial.folder / f"part-00000.{name}.parquet" for name in ("samples", "telemetry")]
+        wanted = [*parts, partial.folder, partial.folder / "journal.jsonl"]
+        assert [inode for inode, *_ in synced] == [path.stat().st_ino for path in wanted]
+        assert [size for _, size, _ in synced[:2]] == [path.stat().st_size for path in parts]
+        assert synced[2][2] == [path.name for path in parts], "the folder after the renames"
+
+
+def test_a_new_journal_is_on_the_disk_with_its_folder_and_header(tmp_path, monkeypatch):
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.add(os.fstat(handle).st_ino), fsync(handle))
+    )
+    with PartialCampaign.open(tmp_path / "partial", recorded.header()) as partial:
+        for path in (tmp_path / "partial", partial.folder, partial.folder / "header.json"):
+            assert path.stat().st_ino in synced, path
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _zeroed(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _cut, _zeroed])
+@pytest.mark.parametrize("kind", ["samples", "telemetry"])
+def test_a_point_whose_part_a_power_cut_took_is_taken_again(tmp_path, damage, kind):
+    with recorded.journal(tmp_path) as partial:
+        file = f"part-00000.{kind}.parquet"
+        damage(partial.folder / file)
+    for _ in range(2):  # said once, however often the journal is opened
+        with PartialCampaign.open(tmp_path, recorded.header()) as again:
+            assert again.finished == ("q_o_proj/M8",)
+            attempts = again.contents().attempts
+            assert [a.status for a in attempts] == ["ok", "ok", "crashed"]
+            assert file in attempts[-1].reason and "q_o_proj/M1" in attempts[-1].reason
+    with PartialCampaign.open(tmp_path, recorded.header()) as again:
+        again.append_point("q_o_proj/M1", **recorded.point(1, seed=1))
+        assert again.finished == ("q_o_proj/M8", "q_o_proj/M1")
+    with PartialCampaign.open(tmp_path, recorded.header()) as last:
+        assert last.finished == ("q_o_proj/M8", "q_o_proj/M1")
+        folder = records.finalise(last, tmp_path / "data")
+    assert records.verify(folder) == []
+    found = records.load(folder)
+    whole = recorded.campaign(tmp_path / "other")
+    assert {c.key: c.time for c in found.cells} == {
+        c.key: c.time for c in records.load(whole).cells
+    }
+    assert len(found.attempts) == 3
+
+
+def _at(number):
+    """Put `line` at the place of line `number`, moving the rest down."""
+
+    def edit(journal, line):
+        lines = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(b"".join([*lines[: number - 1], line + b"\n", *lines[number - 1 :]]))
+
+    return edit
+
+
+def _first(journal, kind):
+    return next(
+        line for line in map(json.loads, journal.read_text().splitlines()) if line["type"] == kind
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"garbage", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1, 2]", "list, not an object"),
+        (b"null", "NoneType, not an object"),
+        (b'"point"', "str, not an object"),
+        (b"7", "int, not an object"),
+        (b"{}", "type None is not one of"),
+        (b'{"type": "finish"}', "type 'finish' is not one of"),
+        (b'{"type": ["point"]}', "no line of a journal"),
+        (b'{"type": "begin"}', "no line of a journal"),
+        (b'{"type": "begin", "stage": "x", "started_utc": "now"}', "not a UTC time"),
+        (b'{"type": "point", "point": "p"}', "a point of the keys"),
+        (b'{"type": "point"}', "no line of a journal"),
+        (b'{"type": "lost", "point": "p"}', "point 'p' is lost, but never was"),
+        (b'{"type": "constants", "constants": {"x": 1}}', "constants"),
+        (b'{"type": "constants"}', "no line of a journal"),
+        (b'{"type": "counters", "counters": [1]}', "counters"),
+    ],
+)
+def test_a_line_that_no_campaign_writes_is_refused_with_its_number(tmp_path, line, says):
+    with recorded.journal(tmp_path) as partial:
+        journal = partial.folder / "journal.jsonl"
+    _at(2)(journal, line)
+    with pytest.raises(CampaignError, match="line 2 of .*journal.jsonl") as refused:
         PartialCampaign.open(tmp_path, recorded.header())
+    assert says in str(refused.value)
+
+
+def test_an_attempt_that_never_began_is_refused_with_its_number(tmp_path):
+    with recorded.journal(tmp_path) as partial:
+        journal = partial.folder / "journal.jsonl"
+    ended = json.dumps(_first(journal, "attempt")).encode()
+    _at(1)(journal, ended)
+    with pytest.raises(CampaignError, match="line 1 of .*an attempt ends that never began"):
+        PartialCampaign.open(tmp_path, recorded.header())
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda p: None, "finished already"),
+        (lambda p: p.update(point="q", cells=5), "no line of a journal"),
+        (lambda p: p.update(point="q", cells=[{}]), "cell lacks the keys"),
+        (lambda p: p.update(point="q", checks=[7]), "check is int"),
+        (lambda p: p.update(point="q", parts={}), "are not samples and telemetry"),
+        (lambda p: p.update(point="q", parts=3), "no line of a journal"),
+        (
+            lambda p: p.update(point="q") or p["parts"]["samples"].update(file="../x.parquet"),
+            "no part of a point",
+        ),
+    ],
+)
+def test_a_point_line_that_no_campaign_writes_is_refused(tmp_path, edit, says):
+    with recorded.journal(tmp_path) as partial:
+        journal = partial.folder / "journal.jsonl"
+    line = _first(journal, "point")
+    edit(line)
+    with journal.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    last = len(journal.read_text().splitlines())
+    with pytest.raises(CampaignError, match=f"line {last} of .*journal.jsonl") as refused:
+        PartialCampaign.open(tmp_path, recorded.header())
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (lambda t: t[: len(t) // 2], "Unterminated|Expecting"),
+        (lambda t: "", "Expecting value"),
+        (lambda t: "\0" * len(t), "Expecting value"),
+        (lambda t: f"[{t}]", "list, not an object"),
+        (lambda t: t.replace('"seed": 7', '"seed": 8'), "its key is"),
+        (lambda t: t.replace('"seed": 7', '"seed": NaN'), "NaN"),
+        (lambda t: t.replace('"rung": "R0"', '"rung": "R9"'), "R9"),
+        (lambda t: t.replace('"created_utc"', '"created"'), "created"),
+    ],
+)
+def test_a_damaged_header_is_refused_and_the_error_says_what_to_do(tmp_path, text, says):
+    with recorded.journal(tmp_path) as partial:
+        path = partial.folder / "header.json"
+    path.write_text(text(path.read_text()))
+    with pytest.raises(CampaignError, match=says) as refused:
+        PartialCampaign.open(tmp_path, recorded.header())
+    assert f"move the folder {path.parent} away" in str(refused.value)
+    path.parent.rename(tmp_path / "away")
+    with PartialCampaign.open(tmp_path, recorded.header()) as fresh:
+        assert fresh.finished == ()
 
 
 def test_too_large_a_campaign_is_refused_with_size_and_limit_and_keeps_its_journal(tmp_path):

@@ -274,3 +274,15 @@ def test_command_line(repo, capsys, monkeypatch):
     path.write_bytes(path.read_bytes() + b" ")
     assert registry.main(["verify"]) == 3
     assert "TAMPERED: prereg/claims/r1.json" in capsys.readouterr().out
+
+
+def test_the_help_of_freeze_explains_each_argument(capsys):
+    with pytest.raises(SystemExit) as ended:
+        registry.main(["freeze", "--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    options = text.split("positional arguments:")[1]
+    assert "FILE what to freeze: claims" in options
+    assert "--note NOTE one sentence: what is frozen, and why" in options
+    access = options.split("--access")[1].split("--prereg")[0]
+    assert "the authors had seen" in access and all(word in access for word in registry.ACCESS)

@@ -17,14 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import records, registry, select, verdicts
+from lab import campaign_audit, records, registry, report_audit, rungs, verdicts
 from lab.claims import Claim
 from lab.registry import Git, Problem, Registered, Unverifiable
 from lab.verdicts import Evidence, Verdict
@@ -32,16 +34,9 @@ from qgemm_mx.formats import DENSE_BYTES, FORMATS, bytes_per_weight
 
 EXIT = {"OK": 0, "TAMPERED": 3, "INVALID": 4, "UNVERIFIABLE": 5}
 CAMPAIGNS = "data/campaigns"
-CUDA = "kernels/qgemm_mx/cuda"
-# FP4 kernels and their sources: the blind claims about a kernel precede the first commit of each.
-KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
-    "reference": (f"{CUDA}/reference.cu",),
-    "naive_dequant": (f"{CUDA}/naive_dequant.cu",),
-    "testbed": (f"{CUDA}/testbed.cu",),
-    "qgemv_mx": (f"{CUDA}/qgemv_mx.cu",),
-    "qgemm_mx": (f"{CUDA}/qgemm_mx.cu",),
-    "linear": (f"{CUDA}/qgemv_mx.cu", f"{CUDA}/qgemm_mx.cu"),
-}
+CUDA = rungs.KERNELS.as_posix()
+ANSWER = ("kernel", "format", "N", "K", "M")  # what a claim asks for, whatever its regime
+NO_KERNEL = (".json", ".md")  # sidecars and prose beside the kernels
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,8 @@ class Examination:
     evidence: Evidence
     verdicts: tuple[Verdict, ...]
     campaign_problems: tuple[Problem, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    stopped: Problem | None = None  # what nobody foresaw in the data: nothing was judged
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -85,35 +82,57 @@ def examine(
     repo: str | Path,
     campaigns: Iterable[str | Path],
     verify_campaign: Callable[[Path], list[str]] = records.verify,
-    kernel_sources: Mapping[str, Sequence[str]] = KERNEL_SOURCES,
+    kernel_sources: Mapping[str, Sequence[str]] = rungs.KERNEL_SOURCES,
+    rules: campaign_audit.Rules = campaign_audit.problems,
 ) -> Examination:
-    """Load, verify and judge everything. ``campaigns`` are the folders that claims are judged by."""
+    """Load, verify and judge everything. ``campaigns`` are the folders that claims are judged by.
+
+    Every folder of data/campaigns is verified and held against ``rules``, judged by or not.
+    """
     repo = Path(repo).resolve()
     folders = sorted({Path(folder).resolve() for folder in campaigns})
     prereg = repo / "prereg"
+    found = registry.verify(prereg)
     registered = registry.load_registered(prereg)
-    found = [*registry.verify(prereg), *registered.unreadable, *registry.history(repo).problems]
+    found += [*registered.unreadable, *registry.history(repo).problems]
     found += order_problems(repo, registered, kernel_sources)
+    found += unmapped_problems(repo, kernel_sources)
     tampered, removed, campaign_problems = _edited_campaigns(repo)
     found += removed
-    invalid = {}
-    for folder in folders:
-        reasons = verify_campaign(folder)
-        if reasons:
-            invalid[folder.name] = "; ".join(reasons)
-            name = _relative(folder, repo)
-            campaign_problems += [Problem("INVALID", name, reason) for reason in reasons]
-    evidence = Evidence.from_campaigns(
-        [f for f in folders if f.name not in invalid or _readable(f)],
-        protocol_sha256=registry.frozen_files(prereg).get("prereg/protocol.json"),
-        facts=mechanical_facts(),
-        invalid=invalid,
-        tampered=tampered,
-    )
+    entries = {path.name: path for path in (*campaign_audit.shelf_entries(repo), *folders)}
+    shelf = campaign_audit.inspect(repo, list(entries.values()), verify_campaign, rules)
+    campaign_problems += shelf.problems
+    used = [f for f in folders if f.name not in shelf.invalid or _readable(f)]
     problems = tuple(dict.fromkeys(found))
     claims = registered.claims + registered.unregistered
-    judged = verdicts.judge(claims, evidence, problems, registered.ids)
-    return Examination(registered, problems, evidence, tuple(judged), tuple(campaign_problems))
+
+    def judged_by(some: list[Path]) -> tuple[Evidence, list[Verdict]]:
+        evidence = Evidence.from_campaigns(
+            some,
+            protocol_sha256=registry.frozen_files(prereg).get(campaign_audit.PROTOCOL),
+            facts=mechanical_facts(),
+            invalid=shelf.invalid,
+            tampered=shelf.tampered | tampered,
+        )
+        return evidence, verdicts.judge(claims, evidence, problems, registered.ids)
+
+    try:
+        evidence, judged = judged_by(used)
+    except (TypeError, ValueError, LookupError, AttributeError):
+        used = [f for f in used if f.name not in shelf.invalid]  # too broken to be judged by
+        evidence, judged = judged_by(used)
+    sound = [f for f in used if f.name not in shelf.invalid | shelf.tampered | tampered]
+    notes = [campaign_audit.without_legs(f) for f in sound]
+    if len(used) > 1:
+        notes += verdicts.disagreements(judged, [judged_by([f])[1] for f in sound])
+    return Examination(
+        registered,
+        problems,
+        evidence,
+        tuple(judged),
+        tuple(campaign_problems),
+        tuple(note for note in notes if note),
+    )
 
 
 def _readable(folder: Path) -> bool:
@@ -123,10 +142,6 @@ def _readable(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
-
-
-def _relative(path: Path, repo: Path) -> str:
-    return path.relative_to(repo).as_posix() if path.is_relative_to(repo) else path.name
 
 
 # Proofs of order.
@@ -143,11 +158,13 @@ def _edited_campaigns(repo: Path) -> tuple[dict[str, str], list[Problem], list[P
     try:
         git = Git(repo)
         past = git.text("log", "--full-history", "-m", *options, "--format=", "--", CAMPAIGNS)
-        present = git.text("diff", *options, "HEAD", "--", CAMPAIGNS)
+        # Not `git diff`: it trusts the index, which can be told to pass over a file.
+        held = git.tree(CAMPAIGNS)
     except Unverifiable:
         return {}, [], []  # history() reports it
+    present = [name for name, blob in held.items() if not registry.same_bytes(repo / name, *blob)]
     reasons, removed, edited = {}, [], []
-    for name in dict.fromkeys([*past.split("\n"), *present.split("\n")]):
+    for name in dict.fromkeys([*past.split("\n"), *present]):
         if not name:
             continue
         campaign = Path(name).relative_to(CAMPAIGNS).parts[0]
@@ -164,7 +181,7 @@ def _edited_campaigns(repo: Path) -> tuple[dict[str, str], list[Problem], list[P
 def order_problems(
     repo: str | Path,
     registered: Registered,
-    kernel_sources: Mapping[str, Sequence[str]] = KERNEL_SOURCES,
+    kernel_sources: Mapping[str, Sequence[str]] = rungs.KERNEL_SOURCES,
 ) -> list[Problem]:
     """Where a blind claim was not frozen before the kernel it predicts or the campaign that measured it.
 
@@ -181,21 +198,25 @@ def order_problems(
     for claim in registered.claims:
         if claim.novelty == "blind" and claim.id in known:
             files.setdefault(registered.source[claim.id], []).append(claim)
-    campaigns = _recorded(repo)
-    heads = _heads(repo)
+    campaigns, heads, ever = _recorded(repo), _heads(repo), _kernel_files(repo)
+    answers = {name: _Answers.of(record) for name, record in campaigns.items()}
+    table = {
+        kernel: [f for f in ever if any(fnmatchcase(f, glob) for glob in globs)]
+        for kernel, globs in kernel_sources.items()
+    }
     problems: list[Problem] = []
     added = cache(lambda path: (git.commits(path, added=True) or [None])[0])
     for file, claims in files.items():
         try:
             frozen = registry.freeze_commit(git, file)
-            for source in sorted({s for claim in claims for s in _sources(claim, kernel_sources)}):
+            for source in sorted({s for claim in claims for s in _sources(claim, table)}):
                 first = added(source)
                 if first and (first == frozen or not git.is_ancestor(frozen, first)):
-                    about = [c.id for c in claims if source in _sources(c, kernel_sources)]
+                    about = [c.id for c in claims if source in _sources(c, table)]
                     reason = f"{source} came with commit {first[:12]}, not after the freeze"
                     problems.append(Problem("TAMPERED", file, reason, tuple(about)))
             for name, record in campaigns.items():
-                about = tuple(claim.id for claim in claims if _measures(record, claim))
+                about = tuple(claim.id for claim in claims if answers[name].hold(claim))
                 if not about:
                     continue
                 commit = added(f"{CAMPAIGNS}/{name}/campaign.json")
@@ -221,7 +242,8 @@ def _measured_after(
     Two things can prove it: the commit it was measured at, and the hash of the registry's last
     line, which nobody could know before the freeze.
     """
-    commit, head = record["source"].get("commit"), record.get("prereg_head")
+    commit = record["source"].get("commit") or record["source"].get("stated_commit")
+    head = record.get("prereg_head")
     if added and not git.is_ancestor(frozen, added):
         return "TAMPERED", f"was committed ({added[:12]}) without the freeze of {file}"
     if commit and not git.exists(commit):
@@ -242,44 +264,107 @@ def _sources(claim: Claim, table: Mapping[str, Sequence[str]]) -> set[str]:
     return {source for kernel in kernels for source in table.get(kernel, ())}
 
 
+def _kernel_files(repo: Path) -> list[str]:
+    """Every CUDA file that the history or the disk holds or held, and all else among the kernels."""
+    where = ("*.cu", "*.cuh", f"{CUDA}/")
+    options = ("--no-renames", "--diff-filter=A", "--name-only", "--format=")
+    found = {p.relative_to(repo).as_posix() for p in (repo / CUDA).rglob("*") if p.is_file()}
+    try:
+        past = Git(repo).text("log", "--full-history", "-m", *options, "--", *where)
+        found.update(past.split("\n"))
+    except Unverifiable:
+        pass  # history() reports it
+    return sorted(f for f in found if f and not f.endswith(NO_KERNEL) and "__pycache__" not in f)
+
+
+def unmapped_problems(
+    repo: Path, kernel_sources: Mapping[str, Sequence[str]] = rungs.KERNEL_SOURCES
+) -> list[Problem]:
+    """Sources that belong to no kernel id: nothing proves that claims about what they hold came first."""
+    globs = {glob for some in kernel_sources.values() for glob in some}
+    globs.update(rungs.INSTRUMENT_SOURCES)
+    reason = "belongs to no kernel of lab.rungs.KERNEL_SOURCES: no order can be proved of it"
+    return [
+        Problem("INVALID", file, reason)
+        for file in _kernel_files(repo)
+        if not any(fnmatchcase(file, glob) for glob in globs)
+    ]
+
+
 def _recorded(repo: Path) -> dict[str, dict[str, Any]]:
-    """All campaigns, pilots too: a pilot shows a cell's answer just as well."""
+    """All campaigns, pilots too: a pilot shows a cell's answer just as well.
+
+    One that is not of the right types is left out: records.verify reports it.
+    """
     found = {}
-    for path in sorted((repo / CAMPAIGNS).glob("*/campaign.json")):
+    for path in sorted((repo / CAMPAIGNS).glob("[!.]*/campaign.json")):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue  # records.verify reports it
-        if isinstance(record, dict) and isinstance(record.get("source"), dict):
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and _well_typed(record):
             found[path.parent.name] = record
     return found
 
 
+def _well_typed(record: Mapping[str, Any]) -> bool:
+    def text(value: Any) -> bool:
+        return value is None or isinstance(value, str)
+
+    def rows(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+    source = record.get("source")
+    return (
+        isinstance(source, dict)
+        and text(source.get("commit"))
+        and text(source.get("stated_commit"))
+        and text(record.get("prereg_head"))
+        and isinstance(record.get("constants", {}), dict)
+        and rows(record.get("cells", []))
+        and rows(record.get("checks", []))
+    )
+
+
 def _heads(repo: Path) -> dict[str, set[str]]:
     """Hash of each manifest line -> the files that are frozen by then."""
-    path = repo / "prereg" / registry.MANIFEST
     known: set[str] = set()
     heads: dict[str, set[str]] = {}
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
-        if line:
-            known = known | {file["path"] for file in json.loads(line)["files"]}
-            heads[registry.sha256(line)] = known
+    for line, entry in registry.read_manifest(repo / "prereg"):
+        known = known | {file["path"] for file in entry["files"]}
+        heads[registry.sha256(line)] = known
     return heads
 
 
-def _measures(record: Mapping[str, Any], claim: Claim) -> bool:
-    """Whether a campaign holds a number that answers the claim."""
-    estimand = claim.estimand
-    if estimand.quantity in ("constant", "external", "share"):
-        names = set(estimand.items) or {estimand.name}
-        return any(
-            key in names or (key.startswith("share/") and key.split("/")[1] in names)
-            for key in record.get("constants", {})
-        )
-    rows = record.get("checks" if estimand.quantity == "check" else "cells", [])
-    keys = ("kernel", "format", "N", "K", "M")
-    measured = {tuple(row.get(key) for key in keys) for row in rows}
-    return any(tuple(getattr(cell, key) for key in keys) in measured for cell in estimand.cells)
+@dataclass(frozen=True)
+class _Answers:
+    """What a campaign holds a number of."""
+
+    constants: frozenset[str]
+    cells: frozenset[tuple[Any, ...]]
+    checks: frozenset[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> _Answers:
+        def keys(rows: Iterable[Mapping[str, Any]]) -> frozenset[tuple[Any, ...]]:
+            found = (tuple(row.get(key) for key in ANSWER) for row in rows)
+            return frozenset(k for k in found if all(isinstance(v, str | int) for v in k))
+
+        names = {part for key in record.get("constants", {}) for part in _names(key)}
+        return cls(frozenset(names), keys(record.get("cells", [])), keys(record.get("checks", [])))
+
+    def hold(self, claim: Claim) -> bool:
+        """Whether a number of them answers the claim."""
+        estimand = claim.estimand
+        if estimand.quantity in ("constant", "external", "share"):
+            return not self.constants.isdisjoint(set(estimand.items) or {estimand.name})
+        measured = self.checks if estimand.quantity == "check" else self.cells
+        return any(tuple(getattr(c, key) for key in ANSWER) in measured for c in estimand.cells)
+
+
+def _names(constant: str) -> tuple[str, ...]:
+    """Under which names claims ask for a constant: its own, and the cause of a share."""
+    return (constant, constant.split("/")[1]) if constant.startswith("share/") else (constant,)
 
 
 # The audit.
@@ -290,17 +375,22 @@ def audit(
     examination: Examination,
     shown: str | Path | None = None,
 ) -> AuditResult:
-    """Weigh what was found. ``shown``: the committed verdicts.csv, held against the fresh verdicts."""
+    """Weigh what was found. ``shown``: the committed verdicts.csv; with it, the report is held against the data."""
     repo = Path(repo).resolve()
     problems = list(examination.integrity) + list(examination.campaign_problems)
-    for verdict in examination.verdicts:
-        if verdict.verdict == "INVALID":
-            problems.append(
-                Problem("INVALID", verdict.campaign or "?", verdict.reason, (verdict.claim,))
-            )
-    if shown is not None and Path(shown).exists():
-        problems += _stale(Path(shown), examination.verdicts, repo)
-    notes = tuple(str(p) for p in problems if p.status == "UNREGISTERED")
+    unsound: dict[tuple[str, str], list[str]] = {}
+    for v in examination.verdicts:
+        if v.verdict == "INVALID" and not v.reason.startswith(campaign_audit.SEE):
+            unsound.setdefault((v.campaign or "?", v.reason), []).append(v.claim)
+    for (campaign, reason), ids in unsound.items():
+        problems.append(Problem("INVALID", campaign, reason, tuple(ids)))
+    if shown is not None and examination.stopped is None:
+        try:
+            problems += report_audit.problems(repo, examination.verdicts, Path(shown).absolute())
+        except Exception as error:
+            reason = f"cannot be audited: {type(error).__name__}: {error}"
+            problems.append(Problem("INVALID", report_audit.REPORTS, reason))
+    notes = tuple(str(p) for p in problems if p.status == "UNREGISTERED") + examination.notes
     counted = [p for p in problems if p.status != "UNREGISTERED"]
     statuses = {problem.status for problem in counted}
     status = next((s for s in ("TAMPERED", "INVALID", "UNVERIFIABLE") if s in statuses), "OK")
@@ -309,17 +399,15 @@ def audit(
     )
 
 
-def _stale(path: Path, fresh: Sequence[Verdict], repo: Path) -> list[Problem]:
-    """Differences between a committed verdicts.csv and the fresh verdicts."""
-    shown = path.read_text(encoding="utf-8").splitlines()
-    right = verdicts.to_csv(fresh).splitlines()
-    extra = [line for line in right if line not in set(shown)]
-    extra += [line for line in shown if line not in set(right)]
-    if not extra and len(shown) == len(right):
-        return []
-    claim = extra[0].split(",")[0] if extra else "a row"
-    reason = f"is not what the data give ({len(extra)} differing rows, first of {claim})"
-    return [Problem("INVALID", _relative(path.resolve(), repo), reason)]
+# What is printed.
+
+WIDTH = 158  # of a line; a longer one goes on, indented, below
+HEADER = ("claim", "predicted: median [90% band]", "observed [95% interval]", "verdict")
+UNITS = {"us": "µs", "M": "tokens"}
+# One line a claim, repeated after the totals; and those that a reason stops, one line a reason.
+FAILED = ("REFUTED", "MISS")
+STOPPED = ("INVALID", "DEVIATED", "TAMPERED")
+ALL_LINES = "all lines: --config audit=full, or --all of python -m lab.audit"
 
 
 def _number(value: float | None) -> str:
@@ -328,7 +416,8 @@ def _number(value: float | None) -> str:
 
 def _predicted(v: Verdict, claim: Claim | None) -> str:
     if v.q05 is not None:
-        return f"{_number(v.q50)} [{_number(v.q05)}, {_number(v.q95)}] {v.unit}"
+        unit = UNITS.get(v.unit, v.unit)
+        return f"{_number(v.q50)} [{_number(v.q05)}, {_number(v.q95)}] {unit}"
     if claim is None or claim.probability is None:
         return "-"
     limit = ""
@@ -337,47 +426,123 @@ def _predicted(v: Verdict, claim: Claim | None) -> str:
     elif claim.kind == "equivalence":
         centre = 1.0 if claim.threshold is None else claim.threshold
         limit = f"{_number(centre)} within {_number(claim.smallest_difference)} "
-    return f"{limit}p={claim.probability:g}"
+    return f"{limit}chance {claim.probability:g}"
 
 
-def lines(result: AuditResult) -> list[str]:
-    """The audit as text: one line for each claim, then counts, notes and problems."""
+def _observed(v: Verdict) -> str:
+    if v.observed is None:
+        return "-"
+    if v.unit == "bool":
+        return "passed" if v.observed else "failed"
+    unit = UNITS.get(v.unit, v.unit)
+    return f"{_number(v.observed)} [{_number(v.ci_low)}, {_number(v.ci_high)}] {unit}"
+
+
+def _stopped(v: Verdict) -> str:
+    """The reason of a stopped claim in the words of the problem that stopped it, where there is one."""
+    return (
+        v.reason
+        if v.reason.startswith("TAMPERED: ")
+        else str(Problem(v.verdict, v.campaign or "?", v.reason))
+    )
+
+
+def lines(result: AuditResult, full: bool = False) -> list[str]:
+    """The audit as text: a line for each claim, counts, failures again, notes, problems and the status.
+
+    Claims that are not run are counted by family, unless `full`. A reason that stops many claims is given once.
+    """
     claims = {claim.id: claim for claim in result.claims}
-    width = max((len(v.claim) for v in result.verdicts), default=5)
-    out = [f"{'claim':<{width}}  {'predicted':<26} {'observed':<32} verdict"]
-    for v in result.verdicts:
-        predicted = _predicted(v, claims.get(v.claim))
-        observed = "-"
-        if v.observed is not None:
-            observed = f"{_number(v.observed)} [{_number(v.ci_low)}, {_number(v.ci_high)}] {v.unit}"
-        reason = f" ({v.reason})" if v.reason else ""
-        out.append(f"{v.claim:<{width}}  {predicted:<26} {observed:<32} {v.verdict}{reason}")
+    rows = [(v.claim, _predicted(v, claims.get(v.claim)), _observed(v)) for v in result.verdicts]
+    shown = [full or v.verdict != "NOT_RUN" for v in result.verdicts]
+    printed = [HEADER[:3], *(row for row, yes in zip(rows, shown, strict=True) if yes)]
+    widths = [max(map(len, column)) for column in zip(*printed, strict=True)]
+
+    def table_row(cells: Sequence[str], verdict: str) -> str:
+        padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)]
+        return "  ".join([*padded, verdict])
+
+    out = [table_row(HEADER[:3], HEADER[3])]
+    failed: list[str] = []
+    waiting: Counter[str] = Counter()
+    stopped: dict[str, list[str]] = {}
+    for v, row, yes in zip(result.verdicts, rows, shown, strict=True):
+        if v.verdict in STOPPED:
+            stopped.setdefault(_stopped(v), []).append(v.claim)
+        if v.verdict in FAILED:
+            failed.append(table_row(row, v.verdict))
+        if yes:
+            out.append(table_row(row, v.verdict))
+            if v.reason and v.verdict not in STOPPED:
+                out[-1:] = _beside(out[-1], f"({v.reason})")
+        else:
+            claim = claims.get(v.claim)
+            waiting[claim.family if claim else v.claim.rpartition(".")[0]] += 1
+    if waiting:
+        out.append(f"NOT_RUN, by family ({ALL_LINES}):")
+        out += [f"  {n:>4}  {family}" for family, n in sorted(waiting.items())]
     counts = Counter(v.verdict for v in result.verdicts)
-    shown = ", ".join(f"{counts[name]} {name}" for name in verdicts.VERDICTS if counts[name])
-    out.append(f"{len(result.verdicts)} claims: {shown or 'none'}")
+    totals = ", ".join(f"{counts[name]} {name}" for name in verdicts.VERDICTS if counts[name])
+    out.append(f"{len(result.verdicts)} claims: {totals or 'none'}")
+    if failed or stopped:
+        out.append("failures:")
+    out += failed
+    out += [f"{reason} [{_how_many(ids)}]" for reason, ids in stopped.items()]
     out += [f"note: {note}" for note in result.notes]
-    out += [str(problem) for problem in result.problems]
+    out += [said for said in dict.fromkeys(map(str, result.problems)) if said not in stopped]
     out.append(f"audit: {result.status} (exit status {result.exit_code})")
-    return out
+    return [part for line in out for part in _folded(line)]
+
+
+def _beside(row: str, reason: str) -> list[str]:
+    whole = f"{row} {reason}"
+    return [whole] if len(whole) <= WIDTH else [row, f"    {reason}"]
+
+
+def _how_many(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else f"{len(ids)} claims, first {ids[0]}"
+
+
+def _folded(line: str) -> list[str]:
+    """A line of at most WIDTH characters and its continuations; a word, such as a path, is never cut."""
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # The device that the claims are about (prereg/): a campaign of another one gives cells and floors, but no verdict.
 CLAIMED_DEVICE = "NVIDIA H200"
 
 
-def judge(repo: str | Path, chosen: Iterable[str | Path]) -> Examination:
-    """Judge every claim of `repo/prereg` by the chosen campaigns; a claim that is not frozen ends as EXPLORATORY.
+def judge(repo: str | Path, chosen: Iterable[str | Path] | None = None) -> Examination:
+    """Judge every claim of `repo/prereg` by all recorded campaigns of the claimed device, pilots left out.
 
-    Where no chosen campaign is of the claimed device, the newest recorded R0 campaign that is stands in.
+    The newest that holds all cells of a claim decides it. `chosen` narrows them to some, where one of those is of the
+    device. A claim that is not frozen ends as EXPLORATORY. What nobody foresaw in the data ends as one INVALID.
     """
-    return examine(repo, _of_claimed_device(Path(repo), [Path(folder) for folder in chosen]))
+    try:
+        return examine(repo, _of_claimed_device(Path(repo), chosen))
+    except Exception as error:
+        reason = f"the audit cannot go on: {type(error).__name__}: {error}"
+        stopped = Problem("INVALID", "prereg or data/campaigns", reason)
+        nothing = Registered((), (), (), (), ())
+        return Examination(nothing, (), Evidence(), (), (stopped,), stopped=stopped)
 
 
-def _of_claimed_device(repo: Path, chosen: list[Path]) -> list[Path]:
-    recorded = [c for c in select.recorded_campaigns(repo) if c.device_name == CLAIMED_DEVICE]
-    ours = [folder for folder in chosen if folder.name in {c.id for c in recorded}]
-    stand_in = [repo / select.CAMPAIGNS / c.id for c in recorded if c.rung == "R0"]
-    return ours or stand_in[-1:]
+def _of_claimed_device(repo: Path, chosen: Iterable[str | Path] | None) -> list[Path]:
+    ours = [
+        repo / CAMPAIGNS / name
+        for name, record in _recorded(repo).items()
+        if record.get("kind") == "campaign"
+        and isinstance(record.get("device"), dict)
+        and record["device"].get("name") == CLAIMED_DEVICE
+    ]
+    names = {Path(folder).name for folder in chosen or ()}
+    return [folder for folder in ours if folder.name in names] or ours
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -397,12 +562,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--verdicts", type=Path, help="committed table to compare; default: reports/verdicts.csv"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="a line for each claim that is not run, too"
+    )
     options = parser.parse_args(arguments)
     repo = options.repo.resolve()
     campaigns = options.campaign or records.list_campaigns(repo / "data")
     shown = options.verdicts or repo / "reports" / "verdicts.csv"
     result = audit(repo, judge(repo, campaigns), shown)
-    print("\n".join(lines(result)))
+    print("\n".join(lines(result, full=options.all)))
     return result.exit_code
 
 

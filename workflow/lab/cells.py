@@ -33,7 +33,8 @@ def table(
     folders = [Path(folder) for folder in campaign_dirs]
     for folder in folders:
         if problems := verify(folder):
-            raise CampaignError(f"{folder.name} does not verify: " + "; ".join(problems[:5]))
+            more = f" (and {len(problems) - 1} more reasons)" if problems[1:] else ""
+            raise CampaignError(f"{folder.name} does not verify: {problems[0]}{more}")
     rows = [row for folder in folders for row in _rows(folder)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
     if (twice := frame.duplicated(list(KEY))).any():

@@ -13,9 +13,9 @@ import numpy as np
 
 from lab import statistics
 from lab.arms import CublasLtArm, StreamArm, fastest_stream, tune_stream
+from lab.derived import derived
 from lab.operands import decode_activations, make_activations, make_weights
 from lab.timing import Timer
-from qgemm_mx.formats import FORMATS, bytes_per_weight
 
 LEGS = 8
 PEAK_SIDE = 8192
@@ -74,28 +74,7 @@ def measure(
 
     found.update(_read_bandwidth(timer, modules, random, protocol, sm_count))
     found.update(_compute_ceilings(timer, random, lt, protocol))
-    bandwidth = found["read_bandwidth_tbps"]["value"]
-    for kind in ("bf16", "fp8"):
-        peak = found[f"{kind}_peak_tflops"]
-        found[f"ridge_{kind}_flop_per_byte"] = {
-            "value": peak["value"] / bandwidth,
-            "unit": "FLOP/B",
-            "ci_low": peak["ci_low"] / found["read_bandwidth_tbps"]["ci_high"],
-            "ci_high": peak["ci_high"] / found["read_bandwidth_tbps"]["ci_low"],
-            "n": peak["n"],
-            "how": f"{kind}_peak_tflops over read_bandwidth_tbps",
-        }
-    ridge = found["ridge_bf16_flop_per_byte"]
-    for fmt in FORMATS:
-        factor = bytes_per_weight(fmt) / 2.0
-        found[f"crossover_m_{fmt}"] = {
-            "value": ridge["value"] * factor,
-            "unit": "M",
-            "ci_low": ridge["ci_low"] * factor,
-            "ci_high": ridge["ci_high"] * factor,
-            "n": ridge["n"],
-            "how": f"ridge_bf16 x {bytes_per_weight(fmt)} bytes a weight / 2: memory and BF16 compute take as long",
-        }
+    found.update(derived(found))
     return found
 
 

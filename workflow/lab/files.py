@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 
@@ -40,8 +40,13 @@ def digest(root: str | Path, patterns: Iterable[str]) -> str:
     """SHA-256 over the names and bytes of the files under `root` that match some patterns; order does not matter."""
     root = Path(root)
     found = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    return digest_of({path.relative_to(root).as_posix(): path.read_bytes() for path in found})
+
+
+def digest_of(contents: Mapping[str, bytes]) -> str:
+    """SHA-256 over names (`/` between parts) and bytes, in the order of the parts of the names."""
     total = hashlib.sha256()
-    for path in sorted(found):
-        total.update(path.relative_to(root).as_posix().encode() + b"\0")
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+    for name in sorted(contents, key=PurePosixPath):
+        total.update(name.encode() + b"\0")
+        total.update(hashlib.sha256(contents[name]).digest())
     return total.hexdigest()

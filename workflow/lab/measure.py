@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import constants, counters, device, occupancy, records, source, statistics
+from lab import constants, counters, device, occupancy, records, source
 from lab.arms import Arm, CheckResult, CublasLtArm, StreamArm, stream_launches, tune_stream
 from lab.bench import Bench, forbid_predictions
 from lab.fp4_arms import NaiveDequantArm, ReferenceArm, probe_checks
@@ -27,6 +27,15 @@ from lab.operands import (
     decode_activations,
     make_activations,
     make_weights,
+)
+from lab.protocol import (
+    SLOPE,
+    block_order,
+    drop_reason,
+    is_large,
+    planned_blocks,
+    point_seed,
+    too_wide,
 )
 from lab.rows import CellRow, CheckRow, Tuning
 from lab.samples import DUPLICATE_SUFFIX, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
@@ -78,21 +87,6 @@ class TimedArm:
         return timer.graph_leg(graph_n, graph_2n, nodes, warm=regime == "hot_graph")
 
 
-def drop_reason(protocol: dict, rows: list[dict], start_ns: int, end_ns: int) -> str | None:
-    """The throttle reason sampled during a leg that drops it, or None. Power capping is data, not a reason."""
-    margin = int(1e6 * protocol["telemetry"]["period_ms"])
-    for row in reversed(rows):
-        if row["t_ns"] < start_ns - margin:
-            break
-        for name in protocol["telemetry"]["drop_reasons"]:
-            if (
-                row["t_ns"] <= end_ns + margin
-                and (row["throttle_reasons"] or 0) & device.THROTTLE_REASONS[name]
-            ):
-                return name
-    return None
-
-
 def run_blocks(
     bench: Bench,
     arms: list[TimedArm],
@@ -114,7 +108,7 @@ def run_blocks(
     for name, block, position, leg in legs:
         reason = drop_reason(bench.protocol, rows, leg.start_ns, leg.end_ns)
         if reason is None and not leg.time_us > 0:
-            reason = "slope_not_positive"
+            reason = SLOPE
         found.append(
             {
                 "arm": name,
@@ -136,22 +130,6 @@ def run_blocks(
     return found
 
 
-def too_wide(legs: list[dict[str, Any]], half_width: float) -> bool:
-    """Whether some arm's interval is wider than the frozen half width (width only, never sign)."""
-    kept = pd.DataFrame([leg for leg in legs if not leg["dropped"]])
-    if kept.empty:
-        return True
-    values = kept.assign(log=np.log(kept["time_us"])).groupby(["arm", "block"])["log"].mean()
-    arms = [g.to_numpy() for _, g in values.groupby("arm") if len(g) >= 2]
-    return statistics.needs_extension([statistics.sample_estimate(v) for v in arms], half_width)
-
-
-def point_seed(protocol: dict, *parts: Any) -> int:
-    """A seed of one point, from the frozen seed and the point's name."""
-    text = ":".join(str(p) for p in (protocol["seed"], *parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
 def time_point(
     bench: Bench, arms: list[TimedArm], shape: dict, m: int, rows: list
 ) -> list[dict[str, Any]]:
@@ -159,19 +137,17 @@ def time_point(
     frozen = bench.protocol["blocks"]
     regimes = bench.protocol["regimes"]
     headline = regimes["headline"]
-    n = frozen["large_m"] if m >= frozen["large_from_m"] else frozen["small_m"]
+    n = planned_blocks(bench.protocol, m, headline)
     min_nodes = bench.protocol["graph"]["min_nodes"]
     names = [a.name for a in arms]
     for arm in arms:
         arm.capture(bench.timer, headline, min_nodes)
         arm.leg(bench.timer, headline, min_nodes)  # warm-up, thrown away
-    order = statistics.block_order(
-        names, 2 * n, point_seed(bench.protocol, shape["name"], m, headline)
-    )
+    order = block_order(bench.protocol, names, shape["name"], m, headline)
     legs = run_blocks(bench, arms, headline, order[:n], 0, False, rows)
     if too_wide(legs, frozen["extension"]["half_width"]):
         legs += run_blocks(bench, arms, headline, order[n:], n, True, rows)
-    large = m >= frozen["large_from_m"]
+    large = is_large(bench.protocol, m)
     originals = [
         a
         for a in arms
@@ -183,9 +159,7 @@ def time_point(
                 arm.capture(bench.timer, regime, min_nodes)
             arm.leg(bench.timer, regime, min_nodes)
         names = [a.name for a in originals]
-        order = statistics.block_order(
-            names, frozen["secondary"], point_seed(bench.protocol, shape["name"], m, regime)
-        )
+        order = block_order(bench.protocol, names, shape["name"], m, regime)
         legs += run_blocks(bench, originals, regime, order, 0, False, rows)
     return legs
 
@@ -299,7 +273,7 @@ def arms_at(bench: Bench, operands: ShapeOperands, shape: dict, m: int) -> list[
         )
         arm.tune(bench.timer)
         baselines.append(arm)
-    large = m >= bench.protocol["blocks"]["large_from_m"]
+    large = is_large(bench.protocol, m)
     naive = [
         NaiveDequantArm(operands.weights[f], baselines[0], bench.modules, bench.stream)
         for f in operands.weights

@@ -7,7 +7,6 @@ campaign, `load` reads it, `verify` doubts it. The data dictionary is data/READM
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -47,13 +46,12 @@ from lab.samples import (
     write_table,
 )
 from lab.schema import campaign_problems
+from lab.seal import CAMPAIGN, FILES, HASHED, SAMPLES, SUMS, TELEMETRY, campaign_id
+from lab.seal import problems as _hash_problems
+from lab.seal import read_json as _read_json
+from lab.seal import sha256 as _sha256
 
 SCHEMA_VERSION = 1
-CAMPAIGN, SAMPLES, TELEMETRY, SUMS = (
-    "campaign.json", "samples.parquet", "telemetry.parquet", "SHA256SUMS.json",
-)  # fmt: skip
-HASHED = (CAMPAIGN, SAMPLES, TELEMETRY)
-FILES = (*HASHED, SUMS)
 MAX_BYTES = 16 * 1024 * 1024
 FLOOR_REGIME = "cold_graph"
 ID_PATTERN = re.compile(r"(r[0-3])-([a-z0-9][a-z0-9-]*)-(\d{8})-([0-9a-f]{12})")
@@ -228,8 +226,13 @@ def write(campaign: Campaign, data_dir: Path, max_bytes: int = MAX_BYTES) -> Pat
 def place(scratch: Path, target: Path) -> Path:
     """Rename a complete campaign folder to its place.
 
-    The same campaign there already is left alone; other content under that name is a CampaignError.
+    The same campaign there already is left alone; other content under that name, or a link, is a CampaignError.
     """
+    # Asked before `exists`, which follows a link and sees nothing where a dangling one stands.
+    if target.is_symlink():
+        raise CampaignError(
+            f"{target.name} is a link, and a campaign is a folder of files: remove the link first"
+        )
     if target.exists():
         there = {name: _sha256(target / name) for name in FILES if (target / name).is_file()}
         if there == {name: _sha256(scratch / name) for name in FILES}:
@@ -239,14 +242,6 @@ def place(scratch: Path, target: Path) -> Path:
         )
     os.replace(scratch, target)
     return target
-
-
-def campaign_id(value: Mapping[str, Any], sums: Mapping[str, str]) -> str:
-    """`<rung>-<device>-<date>-<12 hex>`, the digest over the RFC 8785 bytes of SHA256SUMS."""
-    slug = re.sub(r"[^a-z0-9]+", "-", value["device"]["name"].lower()).strip("-")
-    date = value["created_utc"][:10].replace("-", "")
-    digest = hashlib.sha256(rfc8785.dumps(dict(sums))).hexdigest()[:12]
-    return f"{value['rung'].lower()}-{slug}-{date}-{digest}"
 
 
 # ---------------------------------------------------------------- reading and doubting one
@@ -334,34 +329,6 @@ def _same(said: Interval | None, found: Interval | None) -> bool:
     return same and getattr(said, "n_blocks", None) == getattr(found, "n_blocks", None)
 
 
-def _hash_problems(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return [f"{folder.name} is no folder"]
-    found = {path.name for path in folder.iterdir()}
-    problems = [f"{name} is missing" for name in FILES if name not in found]
-    problems += [f"{name} does not belong to a campaign" for name in sorted(found - set(FILES))]
-    links = [name for name in sorted(found & set(FILES)) if (folder / name).is_symlink()]
-    problems += [f"{name} is a link, not a file" for name in links]
-    if problems:
-        return problems
-    try:
-        sums = _read_json(folder / SUMS)
-        value = _read_json(folder / CAMPAIGN)
-        if not isinstance(sums, dict) or set(sums) != set(HASHED):
-            return [f"{SUMS} does not list exactly {', '.join(HASHED)}"]
-        for name in HASHED:
-            if (actual := _sha256(folder / name)) != sums[name]:
-                problems.append(f"{name} has SHA-256 {actual}, {SUMS} says {sums[name]}")
-        right = campaign_id(value, sums)
-    except CampaignError as error:
-        return [str(error)]
-    except (KeyError, TypeError, AttributeError) as error:
-        return [*problems, f"{CAMPAIGN} lacks what the id is made of: {error!r}"]
-    if folder.name != right:
-        problems.append(f"the folder is named {folder.name}, its content gives {right}")
-    return problems
-
-
 # ---------------------------------------------------------------- the shelf
 
 
@@ -412,32 +379,6 @@ def _lines(value: Mapping[str, Any]) -> str:
             text = json.dumps(part, allow_nan=False, indent=1).replace("\n", "\n ")
             parts.append(f" {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _read_json(path: Path) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = sorted({n for n in names if names.count(n) > 1})
-            raise CampaignError(f"{path.name}: the keys {twice} occur twice")
-        return found
-
-    def constant(name: str) -> Any:
-        raise CampaignError(f"{path.name} holds {name}, which is no JSON number")
-
-    try:
-        return json.loads(
-            path.read_text(encoding="utf-8"), object_pairs_hook=unique, parse_constant=constant
-        )
-    except (OSError, ValueError) as error:
-        raise CampaignError(
-            f"{path.parent.name}/{path.name} cannot be read as JSON: {error}"
-        ) from None
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _copy(value: Any) -> Any:

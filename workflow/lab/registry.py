@@ -53,7 +53,7 @@ class RegistryError(ValueError):
 class Problem:
     """One finding. ``claims`` are the ids it touches; empty means that it touches all."""
 
-    status: str  # TAMPERED, UNREGISTERED or UNVERIFIABLE
+    status: str  # TAMPERED, INVALID, UNREGISTERED or UNVERIFIABLE
     path: str
     reason: str
     claims: tuple[str, ...] = ()
@@ -85,11 +85,39 @@ def _lines(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line]
 
 
+def parse_line(raw: bytes, where: str | Path) -> dict[str, Any]:
+    """A manifest line with the keys and types that readers rely on. Raises ClaimError that says what is wrong."""
+
+    def texts(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+    entry = parse_strict(raw, where)
+    if not isinstance(entry, dict) or set(entry) != LINE_KEYS:
+        raise ClaimError(where, [("(line)", f"keys are not {sorted(LINE_KEYS)}")])
+    if not texts(entry["claim_ids"]):
+        raise ClaimError(where, [("claim_ids", "not a list of ids")])
+    files = entry["files"]
+    if not isinstance(files, list) or not all(
+        isinstance(f, dict) and texts([f.get("path"), f.get("sha256")]) for f in files
+    ):
+        raise ClaimError(where, [("files", "not a list of {path, sha256, bytes}")])
+    return entry
+
+
+def read_manifest(prereg_dir: str | Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of the manifest, raw and parsed. One that cannot be read is left out: `verify` reports it."""
+    path = Path(prereg_dir) / MANIFEST
+    found = []
+    for raw in _lines(path.read_bytes()) if path.is_file() else []:
+        try:
+            found.append((raw, parse_line(raw, path)))
+        except ClaimError:
+            continue
+    return found
+
+
 def _entries(prereg_dir: Path) -> list[dict[str, Any]]:
-    path = prereg_dir / MANIFEST
-    if not path.exists():
-        return []
-    return [parse_strict(line, path) for line in _lines(path.read_bytes())]
+    return [entry for _, entry in read_manifest(prereg_dir)]
 
 
 def _kind(path: str) -> str:
@@ -223,7 +251,7 @@ def verify(prereg_dir: str | Path) -> list[Problem]:
     def tampered(path: str, reason: str, ids: Iterable[str] = ()) -> None:
         problems.append(Problem("TAMPERED", path, reason, tuple(ids)))
 
-    lines = _lines(manifest.read_bytes()) if manifest.exists() else []
+    lines = _lines(manifest.read_bytes()) if manifest.is_file() else []
     if not lines and head_file.exists():
         tampered(shown, "missing or empty, but HEAD.json counts freezes")
     if lines and manifest.read_bytes() != b"\n".join(lines) + b"\n":
@@ -232,12 +260,9 @@ def verify(prereg_dir: str | Path) -> list[Problem]:
     for number, raw in enumerate(lines, 1):
         where = f"{shown}:{number}"
         try:
-            entry = parse_strict(raw, where)
+            entry = parse_line(raw, where)
         except ClaimError as error:
-            tampered(where, str(error))
-            break
-        if not isinstance(entry, dict) or set(entry) != LINE_KEYS:
-            tampered(where, f"keys are not {sorted(LINE_KEYS)}")
+            tampered(where, str(error).removeprefix(f"{where}: "))
             break
         ids = entry["claim_ids"]
         if raw + b"\n" != canonical_bytes(entry):
@@ -267,7 +292,7 @@ def verify(prereg_dir: str | Path) -> list[Problem]:
     if last is not None:
         if not head_file.exists():
             tampered(head_file.relative_to(root).as_posix(), "missing")
-        elif head_file.read_bytes() != _head_bytes(last, lines[-1]):
+        elif not head_file.is_file() or head_file.read_bytes() != _head_bytes(last, lines[-1]):
             reason = f"does not match the manifest: {len(lines)} lines, last {sha256(lines[-1])}"
             tampered(head_file.relative_to(root).as_posix(), reason)
     for folder in FOLDERS:
@@ -292,7 +317,10 @@ def _ids_of(name: str, entry: dict[str, Any], prereg_dir: Path) -> tuple[str, ..
         if file["path"] == name or _kind(file["path"]) not in ("claims", "amendments"):
             continue
         if path.is_file() and sha256(path.read_bytes()) == file["sha256"]:
-            others.update(_check_content(path, file["path"]))
+            try:
+                others.update(_check_content(path, file["path"]))
+            except ClaimError:
+                continue  # frozen before a rule that it breaks: its ids count as touched
     return tuple(key for key in entry["claim_ids"] if key not in others)
 
 
@@ -312,16 +340,19 @@ class Registered:
 def load_registered(prereg_dir: str | Path) -> Registered:
     """Load every claim, amendment and forecast; a file that cannot be read is a problem.
 
-    An amendment's replacement is a claim of its own, beside the one it amends.
+    An amendment's replacement is a claim of its own, beside the one it amends. A file that repeats an id that another
+    file holds is a problem too, and its claims of that id are left out.
     """
     prereg_dir = Path(prereg_dir).resolve()
     root = prereg_dir.parent
-    frozen = frozen_files(prereg_dir)
+    frozen, ids = frozen_files(prereg_dir), set(frozen_ids(prereg_dir))
     claims, amendments, forecasts, drafts, unreadable = [], [], [], [], []
     source: dict[str, str] = {}
     for folder in FOLDERS:
-        for path in sorted((prereg_dir / folder).rglob("*.json")):
-            name = path.relative_to(root).as_posix()
+        paths = sorted((prereg_dir / folder).rglob("*.json"))
+        names = {path: path.relative_to(root).as_posix() for path in paths}
+        for path in sorted(paths, key=lambda p: names[p] not in frozen):  # the frozen ones first
+            name = names[path]
             registered = name in frozen
             try:
                 if folder == "claims":
@@ -335,10 +366,20 @@ def load_registered(prereg_dir: str | Path) -> Registered:
                     found = ()
                     if registered:
                         forecasts.extend(claim_files.load_forecasts(path))
-            except ClaimError as error:
-                status = "TAMPERED" if registered else "UNREGISTERED"
-                unreadable.append(Problem(status, name, str(error)))
+            except (ClaimError, OSError) as error:
+                problem = Problem("TAMPERED" if registered else "UNREGISTERED", name, str(error))
+                if not registered and (again := ids & _ids_in(path)):
+                    reason = f"repeats {len(again)} frozen ids, first {min(again)}"
+                    problem = Problem("INVALID", name, reason)
+                unreadable.append(problem)
                 continue
+            taken = set(source) if registered else ids | set(source)
+            again = [claim.id for claim in found if claim.id in taken]
+            if again:
+                status = "TAMPERED" if registered else "INVALID"
+                reason = f"repeats {len(again)} ids that another file registers, first {again[0]}"
+                unreadable.append(Problem(status, name, reason, tuple(again) if registered else ()))
+            found = [claim for claim in found if claim.id not in taken]
             (claims if registered else drafts).extend(found)
             source.update({claim.id: name for claim in found})
     return Registered(
@@ -350,6 +391,15 @@ def load_registered(prereg_dir: str | Path) -> Registered:
         source,
         tuple(unreadable),
     )
+
+
+def _ids_in(path: Path) -> set[str]:
+    """Claim ids that a file names, even where it is not what a claim file must be."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        return {row["id"] for row in rows if isinstance(row.get("id"), str)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return set()
 
 
 # History.
@@ -408,6 +458,19 @@ class Git:
         result = self.run("cat-file", "blob", f"{commit}:{path}")
         return None if result.returncode else result.stdout
 
+    def tree(self, *paths: str) -> dict[str, tuple[str, str]]:
+        """Path -> (mode, object name) of the files that HEAD holds under some paths; the index is not asked."""
+        result = self.run("ls-tree", "-r", "-z", "--full-tree", "HEAD", "--", *paths)
+        if result.returncode:
+            raise Unverifiable(f"git ls-tree: {result.stderr.decode(errors='replace').strip()}")
+        found = {}
+        for line in result.stdout.decode(errors="surrogateescape").split("\0"):
+            if line:
+                head, path = line.split("\t", 1)
+                mode, _kind, name = head.split(" ")
+                found[path] = (mode, name)
+        return found
+
     def exists(self, commit: str) -> bool:
         """Whether the commit is in this repository."""
         return self.run("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
@@ -418,6 +481,16 @@ class Git:
         if result.returncode not in (0, 1):
             raise Unverifiable(f"git merge-base: {result.stderr.decode(errors='replace').strip()}")
         return result.returncode == 0
+
+
+def same_bytes(path: Path, mode: str, name: str) -> bool:
+    """Whether a file on disk is the blob `name` of git (SHA-1, or SHA-256 in a repository of that kind)."""
+    if path.is_symlink() or not path.is_file() or mode not in ("100644", "100755"):
+        return False
+    data = path.read_bytes()
+    digest = hashlib.new("sha256" if len(name) == 64 else "sha1")
+    digest.update(b"blob %d\0" % len(data) + data)
+    return digest.hexdigest() == name
 
 
 def history(repo: str | Path, prereg: str = "prereg") -> History:
@@ -431,7 +504,7 @@ def history(repo: str | Path, prereg: str = "prereg") -> History:
     path = repo / name
     try:
         git = Git(repo)
-        present = path.read_bytes() if path.exists() else b""
+        present = path.read_bytes() if path.is_file() else b""
         problems: list[Problem] = []
         versions = [(commit, git.blob(commit, name)) for commit in git.commits(name)]
         for commit, version in versions:
@@ -442,7 +515,14 @@ def history(repo: str | Path, prereg: str = "prereg") -> History:
         committed = git.blob("HEAD", name) or b""
         if present.startswith(committed) and present != committed:
             problems.append(Problem("UNVERIFIABLE", name, "its last lines are not committed"))
+        held = git.tree(prereg)
         for file, digest in frozen_files(repo / prereg).items():
+            there = repo / file
+            intact = there.is_file() and sha256(there.read_bytes()) == digest
+            # An edited file on disk is verify()'s. Here: a good one that hides what the commit holds.
+            if intact and file in held and not same_bytes(there, *held[file]):
+                reason = "the present commit holds other bytes than those that were frozen"
+                problems.append(Problem("TAMPERED", file, reason))
             commit = _first(versions, file)
             if commit is None:
                 continue  # not committed: said once, above
@@ -497,10 +577,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.registry", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("freeze", help="append one line to the manifest")
-    add.add_argument("files", nargs="+", metavar="FILE")
-    add.add_argument("--note", required=True)
-    add.add_argument("--access", required=True, choices=ACCESS)
+    add = commands.add_parser(
+        "freeze",
+        help="append one line to the manifest",
+        description="Freeze files: check them, and append one line with their hashes to the manifest.",
+        epilog="Commit the files, the manifest and HEAD.json together: the audit dates the freeze by that commit.",
+    )
+    add.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="what to freeze: claims (prereg/claims/*.json), forecasts, amendments, or a document such as "
+        "prereg/protocol.json; never a file or a claim id that is frozen already",
+    )
+    add.add_argument(
+        "--note", required=True, help="one sentence: what is frozen, and why; kept in the manifest"
+    )
+    add.add_argument(
+        "--access",
+        required=True,
+        choices=ACCESS,
+        help="measurements of these claims' subject that the authors had seen when they wrote them: none at all, "
+        "a pilot's, some, or all; kept in the manifest",
+    )
     check = commands.add_parser("verify", help="compare the manifest with the files")
     for command in (add, check):
         command.add_argument("--prereg", default="prereg", help="default: %(default)s")

@@ -11,11 +11,12 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lab.select import kernels_digest
+from lab import files
+from lab.select import KERNEL_SOURCES, kernels_digest
 
 COMMIT_VARIABLE = "QGEMM_MX_COMMIT"
 # What decides a measurement. Data, reports, tests and prose are left out: they may change afterwards.
@@ -57,6 +58,30 @@ def commit_digest(repo: Path, commit: str) -> str | None:
     commit = commit.strip()
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise SourceError(f"{commit!r} is no commit: 40 hex digits are needed")
+    contents = _contents(repo, commit, is_source)
+    if contents is None:
+        return None
+    return _digest({path: _sha256(data) for path, data in contents.items()})
+
+
+def commit_kernels_digest(repo: Path, commit: str) -> str | None:
+    """`lab.select.kernels_digest` of a commit, from git objects alone; None where it is not at hand."""
+
+    def is_kernel(path: str) -> bool:
+        inside = PurePosixPath(path.removeprefix("kernels/"))
+        return path.startswith("kernels/") and any(
+            len(inside.parts) == pattern.count("/") + 1 and inside.match(pattern)
+            for pattern in KERNEL_SOURCES
+        )
+
+    contents = _contents(repo, commit, is_kernel)
+    if contents is None:
+        return None
+    return files.digest_of({p.removeprefix("kernels/"): data for p, data in contents.items()})
+
+
+def _contents(repo: Path, commit: str, wanted: Callable[[str], bool]) -> dict[str, bytes] | None:
+    """Path -> bytes of a commit's files; None where git or the commit is not at hand."""
     # --full-tree: paths from the repository's root, wherever git is called. -z: names unquoted.
     listing = _git(repo, "ls-tree", "-r", "-z", "--full-tree", commit)
     if listing is None:
@@ -67,10 +92,10 @@ def commit_digest(repo: Path, commit: str) -> str | None:
             continue
         head, path = line.split("\t", 1)
         _mode, kind, name = head.split(" ")
-        if kind == "blob" and is_source(path):
+        if kind == "blob" and wanted(path):
             blobs[path] = name
-    contents = _read_blobs(repo, blobs.values())
-    return _digest({path: _sha256(contents[name]) for path, name in blobs.items()})
+    found = _read_blobs(repo, blobs.values())
+    return {path: found[name] for path, name in blobs.items()}
 
 
 def describe(repo: Path) -> dict[str, Any]:
@@ -124,7 +149,8 @@ def _git(repo: Path, *arguments: str, stdin: bytes | None = None) -> bytes | Non
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(repo), *arguments],
+            # Replacement objects could show another commit under the same name.
+            ["git", "--no-replace-objects", "-C", str(repo), *arguments],
             env=clean,
             input=stdin,
             capture_output=True,

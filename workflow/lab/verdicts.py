@@ -52,6 +52,8 @@ VERDICTS = (
     "INVALID",
     "TAMPERED",
 )
+# What the statistics of an admissible campaign say.
+DECIDED = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "HIT", "STRADDLE", "MISS")
 CELL = ["kernel", "format", "N", "K", "M", "regime"]
 CELL_COLUMNS = [
     "campaign",
@@ -666,6 +668,28 @@ def _verdict(
         reason,
         claim.amends,
     )
+
+
+def disagreements(own: Sequence[Verdict], others: Iterable[Sequence[Verdict]]) -> list[str]:
+    """Notes on claims to which another campaign, taken alone, gives another verdict than the newest that decides.
+
+    ``own`` are the verdicts, ``others`` those by one campaign each, about the same claims.
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    alone = [{v.claim: v for v in some} for some in others]
+    for v in own:
+        if v.campaign is None or v.verdict in ("TAMPERED", "INVALID"):
+            continue  # the campaign's problem is given as such
+        for other in (some.get(v.claim) for some in alone):
+            if other is None or other.campaign in (None, v.campaign):
+                continue
+            if other.verdict in DECIDED and other.verdict != v.verdict:
+                key = (v.verdict, v.campaign, other.verdict, other.campaign)
+                found.setdefault(key, []).append(v.claim)
+    return [
+        f"{new} by {campaign}, but {old} by the older {older}: {', '.join(claims)}"
+        for (new, campaign, old, older), claims in found.items()
+    ]
 
 
 def to_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:

@@ -29,7 +29,7 @@ rule verdicts:
     input:
         pointers=POINTERS,
         # Not only the one that the report shows: claims are judged by all campaigns of their device.
-        campaigns=repository_files(f"{select.CAMPAIGNS}/*/*"),
+        campaigns=repository_files(f"{select.CAMPAIGNS}/[!.]*/*"),
         prereg=PREREG_FILES,
     output:
         verdicts="reports/verdicts.csv",

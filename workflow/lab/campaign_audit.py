@@ -1,0 +1,413 @@
+"""What a recorded campaign must satisfy beyond its hashes: source, bytes, constants and the frozen protocol.
+
+`records.verify` asks whether a campaign agrees with itself. Whoever rewrites all of it can make it so; here it is held
+against what is not in it: the commit that it names, the formats, and the order, number and dropping of legs that the
+frozen protocol prescribes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab import files, protocol, records, registry, samples, seal, source
+from lab.derived import derived, is_derived
+from lab.device import THROTTLE_REASONS
+from lab.registry import Problem
+from lab.rows import CampaignError, name_of
+from qgemm_mx.formats import weight_bytes
+
+FOLDER = Path("data", "campaigns")
+PROTOCOL = "prereg/protocol.json"
+COLD = records.FLOOR_REGIME
+# A stream reads as many bytes as the cell beside it. These may be faster: the stream itself, and testbed variants
+# that leave the reading out by design.
+NEED_NO_FLOOR = ("floor", "testbed")
+AFTER = "_after"  # the checks of an arm after its legs: one that fails only there was timed, and lost its legs
+TOLERANCE = 1e-9  # of a constant that follows from others
+# A reading every period is asked for; a thread may be late, but a leg without one for this long was not watched.
+UNWATCHED_PERIODS = 25
+SEE = "see what is said of "  # the campaign: its reasons are given once, not with every claim
+MOST_REASONS = 8  # of one campaign, the rest is counted
+MOST_LETTERS = 600  # of one reason
+POINT = ["shape", "N", "K", "M", "regime"]
+
+Rules = Callable[[Path, Path], Sequence[Problem]]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """What is wrong with the folders of data/campaigns; `invalid` and `tampered` map an id to where the reasons are."""
+
+    problems: tuple[Problem, ...]
+    invalid: dict[str, str]
+    tampered: dict[str, str]
+
+
+def inspect(
+    repo: Path, folders: Sequence[Path], verify: Callable[[Path], list[str]], rules: Rules
+) -> Shelf:
+    """Verify all folders, whatever their device or kind, and hold those that agree with themselves against `rules`."""
+    found: list[Problem] = []
+    for folder in folders:
+        name = f"{FOLDER.as_posix()}/{folder.name}"
+        try:
+            wrong = [Problem("INVALID", name, reason) for reason in verify(folder)]
+            wrong = wrong or list(rules(repo, folder))
+        except Exception as error:  # noqa: BLE001 - data of any kind, and each must end in a status
+            wrong = [
+                Problem("INVALID", name, f"cannot be audited: {type(error).__name__}: {error}")
+            ]
+        found += _shortened(wrong)
+    by_status: dict[str, dict[str, str]] = {"INVALID": {}, "TAMPERED": {}}
+    for problem in found:
+        kept = by_status.get(problem.status, {})
+        kept[Path(problem.path).name] = f"{SEE}{problem.path}"
+    return Shelf(tuple(found), by_status["INVALID"], by_status["TAMPERED"])
+
+
+def _shortened(wrong: list[Problem]) -> list[Problem]:
+    def short(text: str) -> str:
+        return text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "..."
+
+    kept = [Problem(p.status, p.path, short(p.reason)) for p in wrong[:MOST_REASONS]]
+    if more := wrong[MOST_REASONS:]:
+        kept.append(Problem(more[0].status, more[0].path, f"and {len(more)} more such reasons"))
+    return kept
+
+
+def shelf_entries(repo: Path) -> list[Path]:
+    """Everything in data/campaigns, folder or not; names with a dot are campaigns that are being written."""
+    root = Path(repo, FOLDER)
+    entries = root.iterdir() if root.is_dir() else []
+    return sorted(p for p in entries if not p.name.startswith("."))
+
+
+def problems(repo: Path, folder: Path) -> list[Problem]:
+    """All rules of this module, on a campaign that `records.verify` has nothing against."""
+    name = f"{FOLDER.as_posix()}/{folder.name}"
+    record = seal.read_json(folder / seal.CAMPAIGN)
+    found = list(source_problems(repo, record["source"]))
+    reasons = [*byte_problems(record["cells"]), *constant_problems(record["constants"])]
+    frozen = _frozen_protocol(repo)
+    if (
+        frozen is not None and record["protocol_sha256"] == frozen[1]
+    ):  # else the verdict is DEVIATED
+        legs = samples.read_table(folder / seal.SAMPLES, samples.SAMPLES_SCHEMA)
+        readings = samples.read_table(folder / seal.TELEMETRY, samples.TELEMETRY_SCHEMA)
+        if record["seed"] != frozen[0]["seed"]:
+            reasons.append(f"seed {record['seed']} is not the frozen {frozen[0]['seed']}")
+        reasons += plan_problems(frozen[0], record["cells"], record["checks"], legs)
+        reasons += drop_problems(frozen[0], legs, readings)
+    return [Problem(status, name, reason) for status, reason in found] + [
+        Problem("INVALID", name, reason) for reason in reasons
+    ]
+
+
+def _frozen_protocol(repo: Path) -> tuple[dict[str, Any], str] | None:
+    """The protocol with its SHA-256, as it was frozen; None where it is not (another one is DEVIATED or TAMPERED)."""
+    path = repo / PROTOCOL
+    digest = registry.frozen_files(repo / "prereg").get(PROTOCOL)
+    if digest is None or not path.is_file() or seal.sha256(path) != digest:
+        return None
+    return files.read_json(path), digest
+
+
+# Source.
+
+
+def source_problems(repo: Path, said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Whether the commit that a campaign names has the source files that it measured. Yields (status, reason).
+
+    Without git where it was measured, the stated commit stands in: its digest proves it all the same. One measured on
+    a changed tree has a verdict of its own, DEVIATED, and cannot be recomputed.
+    """
+    if said["dirty"]:
+        return
+    commit = said["commit"] or said.get("stated_commit")
+    if commit is None:
+        yield "UNVERIFIABLE", "records no commit that its source could be recomputed from"
+        return
+    try:
+        digests = {
+            "tree_digest": source.commit_digest(repo, commit),
+            "kernels_digest": source.commit_kernels_digest(repo, commit),
+        }
+    except source.SourceError as error:
+        yield "TAMPERED", f"names commit {commit[:12]} as its source: {error}"
+        return
+    for name, found in digests.items():
+        recorded = said.get(name)
+        if found is None and name == "tree_digest":
+            yield (
+                "UNVERIFIABLE",
+                f"its {name} cannot be recomputed: commit {commit[:12]} is not here",
+            )
+        elif found is not None and recorded is not None and recorded != found:
+            yield (
+                "TAMPERED",
+                f"{name} is {recorded[:12]}, but commit {commit[:12]} has {found[:12]}",
+            )
+
+
+# Bytes.
+
+
+def byte_problems(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Cells whose bytes are not those of their format, or that took less time than reading those bytes takes."""
+    for cell in cells:
+        name = _name(cell)
+        try:
+            right = weight_bytes(cell["format"], cell["N"], cell["K"])
+        except (KeyError, ValueError) as error:
+            yield f"{name}: its weights have no known size: {error}"
+            continue
+        if cell["weight_bytes"] != right:
+            yield f"{name}: weight_bytes is {cell['weight_bytes']}, but its weights take {right}"
+        time, floor = cell["time"], cell["floor"]
+        if cell["regime"] != COLD or time is None or cell["role"] in NEED_NO_FLOOR:
+            continue
+        if floor is None:
+            yield f"{name}: it has a cold time, but no stream of its {right} bytes was timed"
+        elif time["ci_high_us"] < floor["ci_low_us"]:
+            yield (
+                f"{name}: faster than reading its bytes: at most {time['ci_high_us']:.4g} us, the stream takes "
+                f"{floor['ci_low_us']:.4g} us or more"
+            )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    key = ("kernel", "format", "shape", "N", "K", "M", "regime")
+    return name_of(tuple(row[k] for k in key))
+
+
+# Constants.
+
+
+def constant_problems(constants: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Constants that do not follow from those that they are computed of."""
+    said = {name: row for name, row in constants.items() if is_derived(name)}
+    if not said:
+        return
+    try:
+        right = derived(constants)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        yield f"constants {', '.join(sorted(said))} follow from one that is not recorded: {error}"
+        return
+    for name, row in said.items():
+        if name not in right:
+            yield f"constant {name} follows from no others"
+            continue
+        for key in ("value", "ci_low", "ci_high"):
+            if row[key] is None or not math.isclose(row[key], right[name][key], rel_tol=TOLERANCE):
+                yield f"constant {name}: {key} is {row[key]}, but {right[name]['how']} gives {right[name][key]}"
+
+
+def without_legs(folder: Path) -> str | None:
+    """A note on the constants of a campaign that no leg stands behind; None where there are none."""
+    try:
+        constants = seal.read_json(folder / seal.CAMPAIGN)["constants"]
+        names = [name for name in constants if not is_derived(name)]
+    except (CampaignError, LookupError, TypeError):
+        return None
+    if not names:
+        return None
+    return (
+        f"{folder.name}: {len(names)} constants, such as {names[0]}, have no legs in samples.parquet: their values "
+        "rest on campaign.json alone"
+    )
+
+
+# The plan of legs.
+
+
+def plan_problems(
+    frozen: Mapping[str, Any],
+    cells: Sequence[Mapping[str, Any]],
+    checks: Sequence[Mapping[str, Any]],
+    legs: pd.DataFrame,
+) -> Iterator[str]:
+    """Where regimes, number of blocks, extensions or the order of legs are not what the protocol prescribes."""
+    regimes = frozen["regimes"]
+    planned = (regimes["headline"], *regimes["secondary"])
+    runs = _runs(cells, checks)
+    for key in sorted(set(runs) - set(legs.groupby(POINT[:-1]).groups)):
+        if any(lost is False for _, _, lost in runs[key]):
+            yield f"{_place(key)} has arms, but no legs"
+    for key, point in legs.groupby(POINT[:-1], sort=False):
+        found = set(point["regime"])
+        for regime in sorted(found ^ set(planned)):
+            what = "no regime of the protocol" if regime in found else "missing"
+            yield f"{_place(key)} {regime}: {what}"
+        for regime, part in point.groupby("regime", sort=False):
+            if regime in planned:
+                where = f"{_place(key)} {regime}"
+                arms = _arms(frozen, runs.get(key, []), part, key[3], regime)
+                yield from (f"{where}: {text}" for text in _run_problems(frozen, key, arms, part))
+
+
+def _place(key: Sequence[Any]) -> str:
+    shape, n, k, m = key
+    return f"{shape} {n}x{k} M={m}"
+
+
+def _runs(
+    cells: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str, Any]]
+) -> dict[tuple[Any, ...], list[tuple[tuple[str, str], str, bool]]]:
+    """Point -> its timed arms in their order: ((kernel, format), role, whether its legs were lost)."""
+    place = ("shape", "N", "K", "M")
+    early = {
+        (*(c[k] for k in place), c["kernel"], c["format"])
+        for c in checks
+        if not c["passed"] and not c["name"].endswith(AFTER)
+    }
+    found: dict[tuple[Any, ...], dict[tuple[str, str], tuple[str, bool]]] = {}
+    for cell in cells:
+        point, arm = tuple(cell[k] for k in place), (cell["kernel"], cell["format"])
+        if cell["role"] == "correctness_only" or (*point, *arm) in early:
+            continue
+        found.setdefault(point, {}).setdefault(arm, (cell["role"], cell["correctness"] == "failed"))
+    return {
+        point: [(arm, role, lost) for arm, (role, lost) in arms.items()]
+        for point, arms in found.items()
+    }
+
+
+def _arms(
+    frozen: Mapping[str, Any],
+    runs: Sequence[tuple[tuple[str, str], str, bool]],
+    part: pd.DataFrame,
+    m: int,
+    regime: str,
+) -> list[tuple[str, bool]]:
+    """Arms of a point in a regime in the order that the plan permutes, with whether their legs were lost."""
+    headline = regime == frozen["regimes"]["headline"]
+    primary = part[~part["arm"].str.endswith(samples.DUPLICATE_SUFFIX).astype(bool)]
+    names = {
+        (row.kernel, row.format): row.arm
+        for row in primary[["kernel", "format", "arm"]].drop_duplicates().itertuples(index=False)
+    }
+    arms, twins = [], []
+    for arm, role, lost in runs:
+        if not headline and protocol.is_large(frozen, m) and role == "sanity_floor":
+            continue
+        name = names.get(arm, "/".join(arm))
+        arms.append((name, lost))
+        if headline and arm[0] == frozen["a_a_kernel"]:
+            twins.append((name + samples.DUPLICATE_SUFFIX, lost))
+    return arms + twins
+
+
+def _run_problems(
+    frozen: Mapping[str, Any],
+    key: Sequence[Any],
+    arms: Sequence[tuple[str, bool]],
+    part: pd.DataFrame,
+) -> Iterator[str]:
+    shape, m, regime = key[0], key[3], part["regime"].iloc[0]
+    names, lost = [name for name, _ in arms], {name for name, gone in arms if gone}
+    if wrong := sorted(set(part["arm"]) ^ (set(names) - lost)):
+        yield f"arms {', '.join(wrong)} are not those that the protocol times there"
+        return
+    n = protocol.planned_blocks(frozen, m, regime)
+    taken = sorted(set(part["block"]))
+    headline = regime == frozen["regimes"]["headline"]
+    whole = n * (1 + frozen["blocks"]["extension"]["times"]) if headline else n
+    if taken not in (list(range(n)), list(range(whole))):
+        allowed = f"{n}" if n == whole else f"{n}, or {whole} with the extension"
+        yield f"has blocks {taken[0]} to {taken[-1]} ({len(taken)}); the protocol takes {allowed}"
+        return
+    if (part["extension"] != (part["block"] >= n)).any():
+        yield f"legs are marked as extension where the block is not past the first {n}, or the reverse"
+    if headline and not lost:  # the width of an arm that lost its legs may have decided
+        wide = protocol.too_wide(
+            part[part["block"] < n], frozen["blocks"]["extension"]["half_width"]
+        )
+        if wide != (len(taken) == whole):
+            said = "is extended" if not wide else "is not extended"
+            yield f"{said}, but its first {n} blocks are {'too' if wide else 'not too'} wide for the protocol"
+    order = protocol.block_order(frozen, names, shape, m, regime)
+    for block, legs in part.groupby("block", sort=False):
+        seen = dict(zip(legs["position"], legs["arm"], strict=True))
+        right = {at: name for at, name in enumerate(order[block]) if name not in lost}
+        if seen != right:
+            yield f"block {block}: its legs are not in the order of the frozen seed"
+            return
+
+
+# Dropped legs.
+
+
+def drop_problems(
+    frozen: Mapping[str, Any], legs: pd.DataFrame, readings: pd.DataFrame
+) -> Iterator[str]:
+    """Legs that no reading watched, that should have dropped and did not, or that dropped for no reason.
+
+    A reading that came within the margin after the last leg of a run may have come too late for the decision: it
+    allows a drop, but does not ask for one.
+    """
+    for part, watched in _sittings(legs, readings):
+        yield from _drop_problems(frozen, part, watched)
+
+
+def _sittings(
+    legs: pd.DataFrame, readings: pd.DataFrame
+) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Legs with the readings of their sitting: the clock of another process or machine may start anew."""
+
+    def parts(frame: pd.DataFrame, column: str) -> list[pd.DataFrame]:
+        step = np.diff(frame[column].to_numpy(), prepend=frame[column].iloc[:1]) < 0
+        return [part for _, part in frame.groupby(np.cumsum(step), sort=True)]
+
+    if legs.empty:
+        return []
+    of_legs, of_readings = parts(legs, "start_ns"), parts(readings, "t_ns")
+    if len(of_legs) == len(of_readings):
+        return list(zip(of_legs, of_readings, strict=True))
+    return [(part, readings) for part in of_legs]
+
+
+def _drop_problems(
+    frozen: Mapping[str, Any], legs: pd.DataFrame, readings: pd.DataFrame
+) -> Iterator[str]:
+    margin, reasons = protocol.margin_ns(frozen), frozen["telemetry"]["drop_reasons"]
+    start, end = legs["start_ns"].to_numpy(), legs["end_ns"].to_numpy()
+    readings = readings.sort_values("t_ns")
+    times = readings["t_ns"].to_numpy()
+    bits = readings["throttle_reasons"].fillna(0).astype("int64").to_numpy()
+
+    def any_between(at: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return np.searchsorted(at, high, side="right") > np.searchsorted(at, low, side="left")
+
+    def say(bad: np.ndarray, what: str) -> Iterator[str]:
+        if count := int(np.count_nonzero(bad)):
+            leg = legs.iloc[int(np.argmax(bad))]
+            where = f"{leg['arm']} {leg['shape']} M={leg['M']} {leg['regime']} block {leg['block']}"
+            yield f"{count} legs {what}, the first of {where}"
+
+    far = UNWATCHED_PERIODS * margin
+    yield from say(
+        ~any_between(times, start - far, end + far),
+        f"have no telemetry within {far / 1e6:g} ms",
+    )
+    said = legs["drop_reason"].fillna("").to_numpy(dtype=str)
+    owed = np.zeros(len(legs), bool)
+    for name in reasons:
+        at = times[(bits & THROTTLE_REASONS[name]) != 0]
+        owed |= any_between(at, start - margin, end)
+        unseen = (said == name) & ~any_between(at, start - margin, end + margin)
+        yield from say(unseen, f"were dropped for {name}, which no reading shows")
+    kept = ~legs["dropped"].to_numpy(bool)
+    yield from say(owed & kept, f"ran while a reading shows {' or '.join(reasons)}, and were kept")
+    slope = said == protocol.SLOPE
+    yield from say(
+        slope & (legs["time_us"].to_numpy() > 0), f"were dropped as {protocol.SLOPE}, but it is"
+    )
+    unknown = ~kept & ~slope & ~np.isin(said, reasons)
+    yield from say(unknown, "were dropped for a reason that the protocol does not have")

@@ -1,0 +1,136 @@
+"""Whether the committed report is what the data give: its tables, the numbers of README.md, and its rendered files.
+
+Tables and README are made again and compared. Rendered files (the page, the figures) are held by
+`reports/SHA256SUMS.json`, which the report rule writes last; that they are what the tables give is what a test shows,
+which renders them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import rfc8785
+
+from lab import campaign_audit, cells, readme, seal, verdicts
+from lab.files import write_text
+from lab.registry import Problem
+from lab.rows import CampaignError
+from lab.verdicts import Verdict
+
+REPORTS = "reports"
+VERDICTS, CELLS, SUMS = "verdicts.csv", "cells.csv", "SHA256SUMS.json"
+README = "README.md"
+AGAIN = "run snakemake --cores 2"
+
+
+def sums(reports: Path) -> dict[str, str]:
+    """File (`/` between parts) -> SHA-256, of all of a report but the sums themselves; names with a dot are no part."""
+    found = {}
+    for path in sorted(Path(reports).rglob("*")):
+        parts = path.relative_to(reports).parts
+        if path.is_file() and not any(p.startswith(".") for p in parts) and parts != (SUMS,):
+            found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def write_sums(reports: Path) -> None:
+    """Write `reports/SHA256SUMS.json`: RFC 8785 bytes and a newline, names sorted."""
+    write_text(Path(reports) / SUMS, rfc8785.dumps(sums(reports)).decode() + "\n")
+
+
+def problems(repo: Path, fresh: Sequence[Verdict], shown: Path) -> list[Problem]:
+    """Every difference between the committed report and the data; `shown` is its table of verdicts."""
+    reports, right = repo / REPORTS, verdicts.to_csv(fresh)
+    found = [(shown, reason) for reason in _differs(shown, right)]
+    cells_csv = reports / CELLS
+    wrong = list(_cells_problems(repo, cells_csv))
+    found += [(cells_csv, reason) for reason in wrong]
+    if not wrong:
+        found += [(repo / README, reason) for reason in _readme_problems(repo, right)]
+    found += _sums_problems(reports)
+    return [Problem("INVALID", _relative(path, repo), reason) for path, reason in found]
+
+
+def _relative(path: Path, repo: Path) -> str:
+    path = path.resolve()
+    return path.relative_to(repo).as_posix() if path.is_relative_to(repo) else path.name
+
+
+def _differs(path: Path, right: str) -> Iterator[str]:
+    if not path.is_file():
+        yield f"is missing: {AGAIN}"
+        return
+    there, wanted = path.read_text(encoding="utf-8").splitlines(), right.splitlines()
+    extra = [line for line in wanted if line not in set(there)]
+    extra += [line for line in there if line not in set(wanted)]
+    if extra or there != wanted:
+        first = extra[0].split(",")[0] if extra else "a row"
+        yield f"is not what the data give ({len(extra)} differing rows, first of {first}): {AGAIN}"
+
+
+def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
+    if not path.is_file():
+        yield f"is missing: {AGAIN}"
+        return
+    try:
+        named = sorted(set(cells.read(path)["campaign"]))
+    except (ValueError, KeyError) as error:
+        yield f"is no table of cells: {error}"
+        return
+    folders = {name: repo / campaign_audit.FOLDER / str(name) for name in named}
+    if absent := [name for name, folder in folders.items() if not folder.is_dir()]:
+        yield f"shows campaign {absent[0]}, which is not recorded"
+        return
+    if not named and campaign_audit.shelf_entries(repo):
+        yield "shows no campaign, though one is recorded"
+        return
+    try:
+        # Every campaign was verified, or has its reasons, before.
+        right = cells.table(folders.values(), verify=lambda folder: [])
+    except (CampaignError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        yield f"shows a campaign whose cells cannot be read: {error}"
+        return
+    yield from _differs(path, cells.to_csv(right))
+
+
+def _readme_problems(repo: Path, right: str) -> Iterator[str]:
+    path = repo / README
+    if not path.is_file():
+        yield "is missing"
+        return
+    text = path.read_text(encoding="utf-8")
+    blocks = readme.blocks(cells.read(repo / REPORTS / CELLS), pd.read_csv(io.StringIO(right)))
+    for name, content in blocks.items():
+        if f"<!-- {name} -->\n{content}\n<!-- /{name} -->" not in text:
+            yield f"its block {name!r} is not what the tables give: run snakemake --cores 1 readme"
+    try:
+        readme.fill(text, blocks)
+    except readme.ReadmeError as error:
+        yield str(error)
+
+
+def _sums_problems(reports: Path) -> Iterator[tuple[Path, str]]:
+    path = reports / SUMS
+    if not path.is_file():
+        yield path, f"is missing: {AGAIN}"
+        return
+    try:
+        listed = seal.read_json(path)
+    except CampaignError as error:
+        yield path, str(error)
+        return
+    if not isinstance(listed, dict) or path.read_bytes() != rfc8785.dumps(listed) + b"\n":
+        yield path, "is not the canonical list of names and sums"
+        return
+    there = sums(reports)
+    for name in sorted(there.keys() | listed.keys()):
+        if name not in there:
+            yield reports / name, f"is missing: {AGAIN}"
+        elif name not in listed:
+            yield reports / name, f"is not in {SUMS}: the report rule did not write it"
+        elif there[name] != listed[name]:
+            yield reports / name, f"is not the file that the report rule wrote: {AGAIN}"
