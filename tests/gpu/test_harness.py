@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from qgemm_mx import build
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def bench(repository, tmp_path_factory):
-    from lab.bench import Bench
-
-    out = tmp_path_factory.mktemp("cubins")
-    for source in build.load_sources().values():
-        build.compile_cubin(source, "sm_90a", out)
-    protocol = json.loads((repository / "prereg/protocol.json").read_text())
-    return Bench.open(protocol, out / "sm_90a", seed=11)
 
 
 def weights(bench, fmt="mxfp4", n=1024, k=4096, copies=2):

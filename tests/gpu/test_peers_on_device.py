@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lab import peers
-from qgemm_mx import build
 
 pytestmark = pytest.mark.gpu
 
@@ -17,17 +16,6 @@ CASES = [(p, f) for p in PEERS for f in p.formats]
 #: (N, K): a frozen one, one that is padded in N, one with few scale groups.
 PROBLEMS = [(4096, 4096), (2880, 2880), (1000, 256)]
 ROWS = [1, 3, 7, 16, 33, 100]
-
-
-@pytest.fixture(scope="module")
-def bench(repository, tmp_path_factory):
-    from lab import measure
-
-    out = tmp_path_factory.mktemp("cubins")
-    for source in build.load_sources().values():
-        build.compile_cubin(source, "sm_90a", out)
-    protocol = json.loads((repository / "prereg/protocol.json").read_text())
-    return measure.Bench.open(protocol, out / "sm_90a", seed=23)
 
 
 @pytest.fixture(scope="module")
