@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_minilm import random_encoder, write_model
 
-from lab import accuracy, minilm, schema
+from lab import accuracy, files, minilm, schema
 from lab.accuracy import AccuracyError, Result, Spread
 from lab.accuracy_figure import STAND_IN, fig_accuracy
 from qgemm_mx import formats
@@ -376,7 +376,7 @@ def test_the_committed_record_holds_every_format_of_these_sentences(committed: d
     assert {(r.format, r.scale_rule) for r in accuracy.summarise(committed)} == set(
         accuracy.SCHEMES
     )
-    assert committed["sentences"]["sha256"] == accuracy._sha256(accuracy.SENTENCES)
+    assert committed["sentences"]["sha256"] == files.sha256(accuracy.SENTENCES)
     assert len(committed["layers"]) == 36
 
 
@@ -391,7 +391,7 @@ def test_measuring_again_gives_the_committed_numbers(committed: dict) -> None:
         folder = minilm.model_folder()
     except minilm.MissingModel as error:
         pytest.skip(str(error))
-    assert accuracy._sha256(folder / minilm.WEIGHTS) == committed["model"]["weights_sha256"]
+    assert files.sha256(folder / minilm.WEIGHTS) == committed["model"]["weights_sha256"]
     sentences = minilm.tokenize(folder, accuracy.SENTENCES.read_text().splitlines())
     again = accuracy.measure(minilm.load(folder), sentences, [("nvfp4", "modelopt")])
     assert again["layers"] == committed["layers"]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from lab import measure
-from lab.arms import CheckResult
 from lab.journal import check_point
 from lab.samples import DUPLICATE_SUFFIX, block_times, cell_times
 from lab.timing import Leg
+from qgemm_mx.probes import CheckResult
 
 SHAPE = {"name": "q_o_proj", "N": 4096, "K": 4096}
 

@@ -18,7 +18,7 @@ import recorded
 import rfc8785
 from scipy import stats
 
-from lab import records, rows, samples, schema
+from lab import files, records, rows, samples, schema
 from lab.records import CampaignError, CellTime, Interval, PartialCampaign
 
 REPO = Path(__file__).resolve().parents[2]
@@ -729,7 +729,7 @@ def test_an_interrupted_finalise_leaves_no_half_campaign(tmp_path, monkeypatch):
 
 def _redo_sums(folder: Path) -> Path:
     """What a careful forger does after an edit: new sums, new name."""
-    sums = {name: records._sha256(folder / name) for name in records.HASHED}
+    sums = {name: files.sha256(folder / name) for name in records.HASHED}
     (folder / records.SUMS).write_bytes(rfc8785.dumps(sums))
     value = json.loads((folder / records.CAMPAIGN).read_text())
     target = folder.with_name(records.campaign_id(value, sums))

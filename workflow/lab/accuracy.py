@@ -28,6 +28,7 @@ import rfc8785
 from jsonschema import Draft202012Validator
 
 from lab import files, minilm
+from lab.files import sha256
 from lab.journal import utc_now
 from lab.minilm import Encoder
 from qgemm_mx.formats import FORMATS
@@ -131,13 +132,13 @@ def record(data_dir: Path) -> tuple[Path, bool]:
         "model": {
             "package": minilm.PACKAGE,
             "version": version(minilm.PACKAGE),
-            "weights_sha256": _sha256(folder / minilm.WEIGHTS),
-            "tokenizer_sha256": _sha256(folder / minilm.TOKENIZER),
+            "weights_sha256": sha256(folder / minilm.WEIGHTS),
+            "tokenizer_sha256": sha256(folder / minilm.TOKENIZER),
         },
         "sentences": {
             "count": len(sentences),
             "tokens": sum(map(len, sentences)),
-            "sha256": _sha256(SENTENCES),
+            "sha256": sha256(SENTENCES),
         },
         "code": {name: files.digest(WORKFLOW.parent, paths) for name, paths in CODE.items()},
     }
@@ -347,7 +348,3 @@ def _energy(array: np.ndarray) -> float:
 
 def _digits(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

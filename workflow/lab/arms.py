@@ -1,7 +1,7 @@
 """The arms of a campaign: one object a (kernel, format) at a point (shape, M), all with the same few verbs.
 
-`launch(copy)` enqueues one call and nothing else: everything that it needs was allocated before. `output()` and
-`truth(copy)` give FP64 results for the correctness gate.
+`launch(copy)` enqueues one call and nothing else: everything that it needs was allocated before. `check` is the
+correctness gate, against FP64 or, for a stream, against the bytes themselves.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lab import operands
-from lab.operands import WeightCopies
+from lab.operands import WeightCopies, bf16_values
+from lab.protocol import tuning_nodes
 from lab.timing import Timer, nodes_for
+from qgemm_mx.probes import CheckResult
 
 
 class Arm(Protocol):
@@ -33,17 +34,6 @@ class Arm(Protocol):
 
     def check(self, copy: int, stage: str) -> list[CheckResult]:
         """Results of the correctness gate for the output now on the device, or of a fresh call."""
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """One correctness check: `measured` against `limit`."""
-
-    name: str
-    passed: bool
-    measured: float | None
-    limit: float | None
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -313,9 +303,7 @@ class Truth:
 
     def compare(self, y_bf16: Any, name: str) -> CheckResult:
         """`y_bf16` (uint16 bit patterns [M, N]) against the truth: worst error over its limit, NaN never passes."""
-        import cupy as cp
-
-        return self.compare_float((y_bf16.astype(cp.uint32) << 16).view(cp.float32), name)
+        return self.compare_float(bf16_values(y_bf16), name)
 
     def compare_float(self, y: Any, name: str, detail: str = "") -> CheckResult:
         """`y` (float32 [M, N]) against the truth, as `compare`."""
@@ -330,6 +318,13 @@ class Truth:
 
 #: BF16 NaN pattern that outputs are poisoned with before a checked call.
 POISON = 0x7FFF
+
+
+def poisoned_call(stream: Any, y: Any, launch: Callable[[int], None], copy: int) -> None:
+    """One call into a poisoned output; both go on one stream, because the poison must be there before the call."""
+    with stream:
+        y.fill(POISON)
+        launch(copy)
 
 
 @dataclass
@@ -363,10 +358,7 @@ class CublasLtArm:
         frozen = self.protocol["cublaslt"]
         self._plan = self.lt.plan(self.m, w.n, w.k, self.fp8, frozen["requested_candidates"])
         launches = [(c.describe(), self._launcher(c)) for c in self._plan.candidates]
-        if self.m >= self.protocol["blocks"]["large_from_m"]:
-            nodes = frozen["tuning_nodes_large_m"]
-        else:
-            nodes = nodes_for(self.copies, self.protocol["graph"]["min_nodes"])
+        nodes = tuning_nodes(self.protocol, self.m, self.copies)
         usable = [index for index in range(len(launches)) if self._runs(*launches[index])]
         if not usable:
             refused = "; ".join(self._plan.refused[:3])
@@ -419,23 +411,6 @@ class CublasLtArm:
         """`before`: poison, call, compare. `after`: compare what the last timed call left behind."""
         truth = self.truth(copy)
         if stage == "before":
-            with self.stream:  # the poison must be there before the call, so both go on one stream
-                self.y.fill(POISON)
-                self.launch(copy)
+            poisoned_call(self.stream, self.y, self.launch, copy)
         self.stream.synchronize()
         return [truth.compare(self.y, f"random_fp64_{stage}")]
-
-
-__all__ = [
-    "Arm",
-    "CheckResult",
-    "CublasLtArm",
-    "StreamArm",
-    "StreamShape",
-    "Truth",
-    "operands",
-    "pick_fastest",
-    "stream_shapes",
-    "tune_stream",
-    "xor_words",
-]

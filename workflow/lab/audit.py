@@ -26,14 +26,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import campaign_audit, records, registry, report_audit, rungs, verdicts
+from lab import campaign_audit, records, registry, report_audit, rungs, select, verdicts
 from lab.claims import Claim
 from lab.registry import Git, Problem, Registered, Unverifiable
 from lab.verdicts import Evidence, Verdict
 from qgemm_mx.formats import DENSE_BYTES, FORMATS, bytes_per_weight
 
 EXIT = {"OK": 0, "TAMPERED": 3, "INVALID": 4, "UNVERIFIABLE": 5}
-CAMPAIGNS = "data/campaigns"
+CAMPAIGNS = select.CAMPAIGNS.as_posix()
 CUDA = rungs.KERNELS.as_posix()
 ANSWER = ("kernel", "format", "N", "K", "M")  # what a claim asks for, whatever its regime
 NO_KERNEL = (".json", ".md")  # sidecars and prose beside the kernels

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import files, protocol, records, registry, samples, seal, source
+from lab import files, protocol, records, registry, samples, seal, select, source
 from lab.derived import derived, is_derived
 from lab.device import THROTTLE_REASONS
 from lab.registry import Problem
 from lab.rows import CampaignError, name_of
 from qgemm_mx.formats import weight_bytes
 
-FOLDER = Path("data", "campaigns")
+FOLDER = select.CAMPAIGNS
 PROTOCOL = "prereg/protocol.json"
 COLD = records.FLOOR_REGIME
 # A stream reads as many bytes as the cell beside it. These may be faster: the stream itself, and testbed variants
@@ -114,7 +114,7 @@ def _frozen_protocol(repo: Path) -> tuple[dict[str, Any], str] | None:
     """The protocol with its SHA-256, as it was frozen; None where it is not (another one is DEVIATED or TAMPERED)."""
     path = repo / PROTOCOL
     digest = registry.frozen_files(repo / "prereg").get(PROTOCOL)
-    if digest is None or not path.is_file() or seal.sha256(path) != digest:
+    if digest is None or not path.is_file() or files.sha256(path) != digest:
         return None
     return files.read_json(path), digest
 

@@ -41,7 +41,7 @@ class Found:
     refused: str | None = None
 
 
-def take(repo: Path, cubin_dir: Path, probe: dict[str, Any], log: Callable[[str], None]) -> Found:
+def take(repo: Path, cubin_dir: Path, log: Callable[[str], None]) -> Found:
     """Run the profiler pass. A machine without ncu, or without leave to read counters, is told and not an error."""
     ncu = shutil.which("ncu")
     if ncu is None:

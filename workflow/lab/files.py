@@ -36,6 +36,11 @@ def read_json(path: str | Path) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+def sha256(path: str | Path) -> str:
+    """Hex SHA-256 of a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
 def digest(root: str | Path, patterns: Iterable[str]) -> str:
     """SHA-256 over the names and bytes of the files under `root` that match some patterns; order does not matter."""
     root = Path(root)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lab.arms import POISON, CheckResult, CublasLtArm, Truth
+from lab.arms import CublasLtArm, Truth, poisoned_call
 from lab.operands import WeightCopies
 from lab.rows import CheckRow
 from qgemm_mx import launch, probes
 from qgemm_mx.formats import FORMATS, encode_bf16
-from qgemm_mx.packing import dequantize
+from qgemm_mx.packing import PackedWeight, dequantize
+from qgemm_mx.probes import CheckResult
 
 #: Multiply-adds that one reference launch is given at most; beyond it, only the first rows of the weight are computed.
 REFERENCE_BUDGET = 1e10
@@ -78,9 +79,7 @@ class NaiveDequantArm:
             as_bf16=True,
         )
         if stage == "before":
-            with self.stream:
-                self.y.fill(POISON)
-                self.launch(copy)
+            poisoned_call(self.stream, self.y, self.launch, copy)
         self.stream.synchronize()
         return [truth.compare(self.y, f"random_fp64_{stage}")]
 
@@ -144,11 +143,7 @@ def _probe_results(fmt: str, n: int, k: int, m: int, cubin: Path) -> list[CheckR
         y = cp.full((m, n), cp.nan, cp.float32)
         launch.reference_matmul(x, values, scales, row_scale, fmt, cubin, out=y)
         result = probes.check(probe, cp.asnumpy(y))
-        found.append(
-            CheckResult(
-                f"probe_{result.name}", result.passed, result.measured, result.limit, result.detail
-            )
-        )
+        found.append(replace(result, name=f"probe_{result.name}"))
         if probe.name == "one_hot":
             decoded = cp.asnumpy(launch.reference_decode(values, scales, row_scale, fmt, cubin))
             found.append(_same_bits("decode_bits", decoded, dequantize(probe.weight)))
@@ -168,8 +163,6 @@ def _same_bits(name: str, seen: np.ndarray, host: np.ndarray) -> CheckResult:
 def _every_code(fmt: str, cubin: Path) -> CheckResult:
     """All element codes under all scale codes (256, or all 65536 BF16 scales), decoded bit for bit."""
     import cupy as cp
-
-    from qgemm_mx.packing import PackedWeight
 
     spec = FORMATS[fmt]
     count = 256 if spec.scale_dtype.itemsize == 1 else 65536

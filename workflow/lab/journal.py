@@ -28,6 +28,7 @@ import pandas as pd
 import rfc8785
 
 from lab import samples as legs
+from lab.files import sha256
 from lab.rows import KEY_COLUMNS, AttemptRow, CampaignError, CellRow, CheckRow, name_of, to_json
 from lab.schema import check_constants, check_counters, check_header
 
@@ -188,7 +189,7 @@ class PartialCampaign:
             _write_durably(path, functools.partial(legs.write_table, frame, schema))
             parts[name] = {
                 "file": path.name,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                "sha256": sha256(path),
             }
         _sync(self.folder)
         self._append(
@@ -218,6 +219,11 @@ class PartialCampaign:
             if line["type"] == "constants":
                 found |= line["constants"]
         return found
+
+    @property
+    def counters(self) -> tuple[dict[str, Any], ...]:
+        """The profiler rows recorded so far."""
+        return tuple(c for x in self._lines if x["type"] == "counters" for c in x["counters"])
 
     def add_counters(self, counters: Iterable[Mapping[str, Any]]) -> None:
         """Add profiler rows, as the schema's `counter`."""
@@ -264,9 +270,7 @@ class PartialCampaign:
                 AttemptRow.from_json(x["row"]) for x in self._lines if x["type"] in _WITH_ROW
             ),
             constants=self.constants,
-            counters=tuple(
-                c for x in self._lines if x["type"] == "counters" for c in x["counters"]
-            ),
+            counters=self.counters,
             samples=self._frame("samples", legs.SAMPLES_SCHEMA),
             telemetry=self._frame("telemetry", legs.TELEMETRY_SCHEMA),
         )
@@ -287,7 +291,7 @@ class PartialCampaign:
         """The file of a point's part if its bytes are not those that were journalled."""
         part = point["parts"][name]
         path = self.folder / part["file"]
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == part["sha256"]:
+        if path.is_file() and sha256(path) == part["sha256"]:
             return None
         return path.name
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from lab import constants, counters, device, occupancy, records, source
-from lab.arms import Arm, CheckResult, CublasLtArm, StreamArm, stream_launches, tune_stream
+from lab.arms import Arm, CublasLtArm, StreamArm, stream_launches, tune_stream
 from lab.bench import Bench, forbid_predictions
 from lab.fp4_arms import NaiveDequantArm, ReferenceArm, probe_checks
 from lab.journal import PartialCampaign
@@ -42,6 +42,7 @@ from lab.samples import DUPLICATE_SUFFIX, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
 from lab.timing import Leg, Timer, nodes_for
 from qgemm_mx.build import BuildRecord
 from qgemm_mx.formats import FORMATS, weight_bytes
+from qgemm_mx.probes import CheckResult
 
 FLOOR_FORMATS = ("bf16", "fp8_e4m3", "mxfp4", "nvfp4", "int4_g128")
 PROBES = "probes"
@@ -371,9 +372,9 @@ def run_campaign(
         with telemetry:
             _check_occupancy(bench, partial, builds, log)
             _measure_all(bench, partial, shapes, ms, telemetry, log)
-            if selection.with_counters and not partial.contents().counters:
+            if selection.with_counters and not partial.counters:
                 with partial.attempt("counters") as attempt:
-                    found = counters.take(repo, cubin_dir, bench.probe, log)
+                    found = counters.take(repo, cubin_dir, log)
                     if found.refused:
                         attempt.refused(found.refused)
                     partial.add_counters(found.rows)

@@ -43,9 +43,22 @@ def fp8_table(sigma: float, scale: float) -> np.ndarray:
     return values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
-def decode_bf16(codes: np.ndarray) -> np.ndarray:
-    """BF16 bit patterns to float64."""
-    return codes.view(ml_dtypes.bfloat16).astype(np.float64)
+#: float64 value of each E4M3FN code.
+E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def bf16_values(codes: Any) -> Any:
+    """BF16 bit patterns (uint16) as float32, of the same shape, on the device."""
+    import cupy as cp
+
+    return (codes.astype(cp.uint32) << 16).view(cp.float32)
+
+
+def e4m3_values(codes: Any) -> Any:
+    """E4M3 codes (uint8) as float64, of the same shape, on the device."""
+    import cupy as cp
+
+    return cp.asarray(E4M3_VALUES)[codes]
 
 
 class Random:
@@ -124,8 +137,8 @@ class WeightCopies:
     def rows_float64(self, copy: int, start: int, stop: int) -> Any:
         """Rows [start, stop) of a copy, decoded to float64 [stop - start, K] on the device.
 
-        The tensor scale is not applied: it belongs to the epilogue. Decoding uses the tables of `qgemm_mx.formats`,
-        never a CUDA kernel under test.
+        The tensor scale is not applied: it belongs to the epilogue. Decoding uses tables of `ml_dtypes`, never a CUDA
+        kernel under test.
         """
         import cupy as cp
 
@@ -133,13 +146,10 @@ class WeightCopies:
         if self.format == "bf16":
             codes = self.buffer[base : base + self.copy_bytes].view(cp.uint16)
             codes = codes.reshape(self.n, self.k)[start:stop]
-            return (codes.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
+            return bf16_values(codes).astype(cp.float64)
         if self.format == "fp8_e4m3":
-            table = cp.asarray(
-                np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-            )
             codes = self.buffer[base : base + self.copy_bytes].reshape(self.n, self.k)[start:stop]
-            return table[codes] * float(FP8_SCALE)
+            return e4m3_values(codes) * float(FP8_SCALE)
         return self._block_scaled_rows(copy, start, stop)
 
     def _block_scaled_rows(self, copy: int, start: int, stop: int) -> Any:
@@ -150,7 +160,7 @@ class WeightCopies:
         elements = cp.asarray(element_table(self.format))
         values = cp.stack([elements[packed & 15], elements[packed >> 4]], axis=-1)
         if spec.scale == "bf16":
-            scales = (codes.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
+            scales = bf16_values(codes).astype(cp.float64)
         else:
             scales = cp.asarray(scale_table(self.format))[codes]
         return values.reshape(stop - start, self.k) * cp.repeat(scales, spec.group, axis=1)
@@ -166,10 +176,10 @@ def element_table(format_name: str) -> np.ndarray:
 
 def scale_table(format_name: str) -> np.ndarray:
     """float64 value of each of the 256 scale codes of an 8-bit scale."""
-    codes = np.arange(256, dtype=np.uint8)
     if formats.FORMATS[format_name].scale == "e8m0":
+        codes = np.arange(256, dtype=np.uint8)
         return codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
-    return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return E4M3_VALUES
 
 
 def nibble_pair_table(format_name: str) -> np.ndarray:
@@ -241,8 +251,5 @@ def decode_activations(x: Any) -> Any:
     import cupy as cp
 
     if x.dtype == cp.uint16:
-        return (x.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
-    table = cp.asarray(
-        np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    )
-    return table[x] * float(FP8_ACTIVATION_SCALE)
+        return bf16_values(x).astype(cp.float64)
+    return e4m3_values(x) * float(FP8_ACTIVATION_SCALE)

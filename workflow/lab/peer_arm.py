@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lab.arms import POISON, CheckResult, Truth, pick_fastest
+from lab.arms import Truth, pick_fastest, poisoned_call
+from lab.journal import utc_now
 from lab.operands import WeightCopies, decode_activations
 from lab.peers import Candidate, Peer, PeerError
+from lab.protocol import tuning_nodes
 from lab.rows import AttemptRow
-from lab.timing import Timer, nodes_for
+from lab.timing import Timer
+from qgemm_mx.probes import CheckResult
 
 #: Reasons that start an attempt row of a peer that was not measured.
 NOT_INSTALLED = "NOT_INSTALLED"
@@ -77,7 +79,7 @@ class PeerArm:
         self._chosen = candidates[0]
         gain = None
         if right:
-            nodes = self._tuning_nodes()
+            nodes = tuning_nodes(self.protocol, self.m, self.copies)
             best, medians = pick(timer, [c.launch for c in right], self.copies, nodes, 2)
             self._chosen = right[best]
             if right[0] is candidates[0]:
@@ -89,11 +91,6 @@ class PeerArm:
         }
         # A timed call goes straight to the candidate, as it does for the other arms.
         self.launch = self._chosen.launch
-
-    def _tuning_nodes(self) -> int:
-        if self.m >= self.protocol["blocks"]["large_from_m"]:
-            return self.protocol["cublaslt"]["tuning_nodes_large_m"]
-        return nodes_for(self.copies, self.protocol["graph"]["min_nodes"])
 
     def _is_right(self, candidate: Candidate) -> bool:
         try:
@@ -118,9 +115,7 @@ class PeerArm:
 
     def _check(self, candidate: Candidate, copy: int, stage: str, call: bool) -> list[CheckResult]:
         if call:
-            with self.stream:  # the poison must be there before the call, so both go on one stream
-                self.y.fill(POISON)
-                candidate(copy)
+            poisoned_call(self.stream, self.y, candidate, copy)
         self.stream.synchronize()
         results, x64 = [], self.x64
         if candidate.seen is not None:
@@ -237,11 +232,6 @@ def unsupported_row(
         K=k,
         M=m,
     )
-
-
-def utc_now() -> str:
-    """The time of a row."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 __all__ = [

@@ -15,7 +15,6 @@ PEER_M = (1, 16, 64, 256, 1024)
 TESTBED_M = (1, 16, 64)
 FP8, BF16 = ("cublaslt_fp8", "fp8_e4m3"), ("cublaslt_bf16", "bf16")
 OUTSIDE = "An interval outside the 90% band."
-GAP = "time of the production path less the size-matched stream floor"
 
 
 def pilot(model: CostModel) -> dict[str, Any]:

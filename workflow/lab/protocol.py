@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lab import device, statistics
+from lab.timing import nodes_for
 
 SLOPE = "slope_not_positive"
 
@@ -36,6 +37,13 @@ def planned_blocks(protocol: Mapping[str, Any], m: int, regime: str) -> int:
     if regime in regimes["secondary"]:
         return frozen["secondary"]
     raise KeyError(regime)
+
+
+def tuning_nodes(protocol: Mapping[str, Any], m: int, copies: int) -> int:
+    """Graph nodes with which a candidate is timed while tuning: few at large M, where a call is long."""
+    if is_large(protocol, m):
+        return protocol["cublaslt"]["tuning_nodes_large_m"]
+    return nodes_for(copies, protocol["graph"]["min_nodes"])
 
 
 def block_order(

@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 import rfc8785
 
+from lab.files import sha256
 from lab.journal import Attempt, Contents, PartialCampaign, check_point, partial_key, utc_now
 from lab.rows import (
     AttemptRow,
@@ -49,7 +50,6 @@ from lab.schema import campaign_problems
 from lab.seal import CAMPAIGN, FILES, HASHED, SAMPLES, SUMS, TELEMETRY, campaign_id
 from lab.seal import problems as _hash_problems
 from lab.seal import read_json as _read_json
-from lab.seal import sha256 as _sha256
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -211,7 +211,7 @@ def write(campaign: Campaign, data_dir: Path, max_bytes: int = MAX_BYTES) -> Pat
         (scratch / CAMPAIGN).write_text(_lines(value), encoding="utf-8")
         write_table(campaign.samples, SAMPLES_SCHEMA, scratch / SAMPLES)
         write_table(campaign.telemetry, TELEMETRY_SCHEMA, scratch / TELEMETRY)
-        sums = {name: _sha256(scratch / name) for name in HASHED}
+        sums = {name: sha256(scratch / name) for name in HASHED}
         (scratch / SUMS).write_bytes(rfc8785.dumps(sums))
         size = sum((scratch / name).stat().st_size for name in FILES)
         if size > max_bytes:
@@ -234,8 +234,8 @@ def place(scratch: Path, target: Path) -> Path:
             f"{target.name} is a link, and a campaign is a folder of files: remove the link first"
         )
     if target.exists():
-        there = {name: _sha256(target / name) for name in FILES if (target / name).is_file()}
-        if there == {name: _sha256(scratch / name) for name in FILES}:
+        there = {name: sha256(target / name) for name in FILES if (target / name).is_file()}
+        if there == {name: sha256(scratch / name) for name in FILES}:
             return target
         raise CampaignError(
             f"{target.name} exists already with other content: a campaign is never overwritten"

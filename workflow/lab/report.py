@@ -41,7 +41,6 @@ NOVELTIES = ("blind", "seen", "mechanical")
 M_BANDS = ((1, 1, "1"), (2, 16, "2–16"), (17, 128, "17–128"), (129, 1 << 30, "above 128"))
 MEASURED_ARCH = "sm_90a"  # the others are compiled so that anybody can run the checks
 NOTABLE_OPCODES = ("HGMMA", "HMMA", "UTMALDG", "UBLKCP", "LDG", "LDL", "STL")
-QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 
 _UNIT = {"us": "µs", "M": "tokens"}
 # Roles as the page calls them.

@@ -7,7 +7,6 @@ which renders them again.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas as pd
 import rfc8785
 
 from lab import campaign_audit, cells, readme, seal, verdicts
-from lab.files import write_text
+from lab.files import sha256, write_text
 from lab.registry import Problem
 from lab.rows import CampaignError
 from lab.verdicts import Verdict
@@ -33,7 +32,7 @@ def sums(reports: Path) -> dict[str, str]:
     for path in sorted(Path(reports).rglob("*")):
         parts = path.relative_to(reports).parts
         if path.is_file() and not any(p.startswith(".") for p in parts) and parts != (SUMS,):
-            found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found["/".join(parts)] = sha256(path)
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import rfc8785
 
+from lab.files import sha256
 from lab.rows import CampaignError
 
 CAMPAIGN, SAMPLES, TELEMETRY, SUMS = (
@@ -86,8 +87,3 @@ def read_json(path: Path) -> Any:
         raise CampaignError(
             f"{path.parent.name}/{path.name} cannot be read as JSON: {error}"
         ) from None
-
-
-def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

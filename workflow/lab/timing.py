@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-REGIMES = ("cold_graph", "hot_graph", "cold_loop")
-
 #: First delay in front of a leg, and the longest that is tried before the leg is refused.
 DELAY_NS = 120_000
 MAX_DELAY_NS = 60_000_000
