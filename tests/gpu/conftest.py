@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,12 +11,14 @@ from qgemm_mx import build
 
 
 @pytest.fixture(scope="module")
-def bench(repository, tmp_path_factory):
-    """An open measuring bench on device 0, its cubins built in a folder of the test's own."""
+def bench(repository):
+    """An open measuring bench on device 0; cubins are kept in the workflow's cache."""
     from lab.bench import Bench
 
-    out = tmp_path_factory.mktemp("cubins")
-    for source in build.load_sources().values():
-        build.compile_cubin(source, "sm_90a", out)
+    out = repository / ".work" / "cache" / "cubins"
+    with ThreadPoolExecutor() as pool:
+        list(
+            pool.map(lambda s: build.compile_cubin(s, "sm_90a", out), build.load_sources().values())
+        )
     protocol = json.loads((repository / "prereg/protocol.json").read_text())
     return Bench.open(protocol, out / "sm_90a", seed=11)
