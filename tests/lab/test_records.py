@@ -414,7 +414,7 @@ def test_two_processes_cannot_write_one_journal(tmp_path):
         ),
         (lambda p: p["cells"].append(p["cells"][0]), "occurs twice"),
         (lambda p: p["cells"].pop(0), "no cell here"),
-        (lambda p: p["cells"].append(recorded.cell(role="peer", m=2)), "has the roles"),
+        (lambda p: p["cells"].append(recorded.cell(role="product", m=2)), "has the roles"),
     ],
 )
 def test_impossible_points_are_refused_whole(tmp_path, edit, says):

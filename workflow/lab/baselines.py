@@ -24,8 +24,8 @@ _MIB = 1 << 20
 
 
 def table(kit: Tables, ordered: Sequence[Mapping], protocols: Mapping[str, Mapping]) -> dict:
-    """The table for the newest campaign whose protocol is at hand, else none."""
-    for campaign in reversed(ordered):
+    """The table for the newest campaign of R0 whose protocol is at hand, else none."""
+    for campaign in reversed([c for c in ordered if c["rung"] == "R0"]):
         protocol = protocols.get(campaign["protocol_sha256"])
         if protocol is not None:
             rows = _rows(protocol, campaign["cells"])

@@ -1,4 +1,7 @@
-"""cells.csv: one row per measured cell, with its size-matched floor beside it."""
+"""cells.csv: one row per measured cell, with its size-matched floor beside it.
+
+A testbed variant that is wrong by design is no cell of performance and is left out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pandas as pd
 
 from lab import records
 from lab.files import write_text
-from lab.rows import CampaignError
+from lab.rows import INVALID_BY_DESIGN, CampaignError
 
 KEY = ("campaign", "rung", "kernel", "format", "shape", "N", "K", "M", "regime")
 NUMBERS = ("time_us", "ci_low_us", "ci_high_us", "floor_us")
@@ -68,6 +71,8 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     campaign = json.loads((folder / "campaign.json").read_text())
     rows = []
     for cell in campaign["cells"]:
+        if cell["correctness"] == INVALID_BY_DESIGN:
+            continue
         time, floor = cell["time"] or {}, cell["floor"] or {}
         rows.append(
             {

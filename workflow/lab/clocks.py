@@ -11,6 +11,7 @@ from lab.device import THROTTLE_REASONS
 
 #: Bands of M (lowest, highest): reading sets the time, the change-over, arithmetic sets the time.
 M_BANDS = ((1, 64), (65, 1023), (1024, 1 << 30))
+POINT = ("shape", "N", "K", "M", "regime")
 
 
 def steadiness(legs: pd.DataFrame, telemetry: pd.DataFrame) -> dict[str, Any] | None:
@@ -20,27 +21,27 @@ def steadiness(legs: pd.DataFrame, telemetry: pd.DataFrame) -> dict[str, Any] | 
     of M with `m_low` and `m_high` as measured, and medians `sm_clock_mhz` and `power_w`; a quantity that the device
     does not report is None. None where no reading fell into a leg.
     """
-    during = _during(legs, telemetry)
-    if during.empty:
+    readings = readings_during(legs, telemetry)
+    if readings.empty:
         return None
     bands = []
     for low, high in M_BANDS:
-        band = during[during["M"].between(low, high)]
+        band = readings[readings["M"].between(low, high)]
         if len(band):
             ends = {"m_low": int(band["M"].min()), "m_high": int(band["M"].max())}
             bands.append(ends | _summary(band))
-    return _summary(during) | {"bands": bands}
+    return _summary(readings) | {"bands": bands}
 
 
-def _during(legs: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
-    """The readings that fell between start and end of a leg, with the leg's `M`. Legs run one at a time."""
+def readings_during(legs: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
+    """The readings that fell between start and end of a leg, with the leg's point. Legs run one at a time."""
     if legs.empty or telemetry.empty:
-        return telemetry.iloc[:0].assign(M=0)
+        return telemetry.iloc[:0].assign(**{name: None for name in POINT} | {"M": 0})
     legs = legs.sort_values("start_ns")
     times = telemetry["t_ns"].to_numpy()
     last = np.searchsorted(legs["start_ns"].to_numpy(), times, side="right") - 1
     inside = (last >= 0) & (times <= legs["end_ns"].to_numpy()[last])
-    return telemetry[inside].assign(M=legs["M"].to_numpy()[last[inside]])
+    return telemetry[inside].assign(**{name: legs[name].to_numpy()[last[inside]] for name in POINT})
 
 
 def _summary(readings: pd.DataFrame) -> dict[str, Any]:

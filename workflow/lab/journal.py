@@ -29,7 +29,16 @@ import rfc8785
 
 from lab import samples as legs
 from lab.files import sha256
-from lab.rows import KEY_COLUMNS, AttemptRow, CampaignError, CellRow, CheckRow, name_of, to_json
+from lab.rows import (
+    INVALID_BY_DESIGN,
+    KEY_COLUMNS,
+    AttemptRow,
+    CampaignError,
+    CellRow,
+    CheckRow,
+    name_of,
+    to_json,
+)
 from lab.schema import check_constants, check_counters, check_header
 
 _IDENTITY = (
@@ -342,7 +351,8 @@ def check_point(
 ) -> list[str]:
     """What cannot be true of cells, checks and legs together, one sentence each; empty when all is well.
 
-    Cells are unique; a kernel has one role; `passed` and `failed` rest on checks; legs belong to cells that passed.
+    Cells are unique; a kernel has one role; `passed` and `failed` rest on checks; legs belong to cells that passed, or
+    to testbed variants that are wrong by design, and have the role of their cell.
     """
     problems = []
     by_key = {cell.key: cell for cell in cells}
@@ -371,16 +381,22 @@ def check_point(
             )
         elif cell.correctness == "failed" and all(seen):
             problems.append(f"{cell} failed, but no check of it did")
+        elif cell.correctness == INVALID_BY_DESIGN and not all(seen):
+            problems.append(f"{cell} is {INVALID_BY_DESIGN}, but what it does check failed")
 
     problems += legs.check_samples(samples)
     if len(samples) and not problems:
         for key in sorted(legs.cell_keys(samples)):
             if key not in by_key:
                 problems.append(f"there are samples of {name_of(key)}, which is no cell here")
-            elif by_key[key].correctness != "passed":
+            elif by_key[key].correctness not in ("passed", INVALID_BY_DESIGN):
                 problems.append(
                     f"there are samples of {name_of(key)}, whose correctness is not passed"
                 )
+        for role, *key in sorted(legs.cell_roles(samples)):
+            cell = by_key.get(tuple(key))
+            if cell is not None and role != cell.role:
+                problems.append(f"there are samples of {cell} of the role {role}, not {cell.role}")
     return problems
 
 

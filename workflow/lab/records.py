@@ -24,6 +24,7 @@ import rfc8785
 from lab.files import sha256
 from lab.journal import Attempt, Contents, PartialCampaign, check_point, partial_key, utc_now
 from lab.rows import (
+    INVALID_BY_DESIGN,
     AttemptRow,
     CampaignError,
     CellRow,
@@ -142,17 +143,27 @@ def fill_times(cells: Iterable[CellRow], samples: pd.DataFrame) -> tuple[CellRow
 
     The floor of a cell is the cold time of the stream (role `floor`) that reads as many bytes: of
     its own format, N, K and M where that was measured, else of its format, N and K, else of any;
-    the smallest M of those.
+    the smallest M of those. A cell that is wrong by design gets neither, whatever its legs say.
     """
     times = cell_times(samples)
-    timed = [replace(cell, time=times.get(cell.key), floor=None) for cell in cells]
+    timed = [
+        replace(cell, time=None if _wrong_by_design(cell) else times.get(cell.key), floor=None)
+        for cell in cells
+    ]
     floors: dict[int, list[CellRow]] = {}
     for cell in timed:
         if cell.role == "floor" and cell.regime == FLOOR_REGIME and cell.time is not None:
             floors.setdefault(cell.weight_bytes, []).append(cell)
     return tuple(
-        replace(cell, floor=_floor(cell, floors.get(cell.weight_bytes, []))) for cell in timed
+        cell
+        if _wrong_by_design(cell)
+        else replace(cell, floor=_floor(cell, floors.get(cell.weight_bytes, [])))
+        for cell in timed
     )
+
+
+def _wrong_by_design(cell: CellRow) -> bool:
+    return cell.correctness == INVALID_BY_DESIGN
 
 
 def _floor(cell: CellRow, floors: list[CellRow]) -> Interval | None:

@@ -60,7 +60,7 @@ def twins(legs: pd.DataFrame) -> dict[str, Any] | None:
 
     `points` compared by block-paired 95% intervals, `differ` of them exclude a ratio of 1, `low` and `high` the 95%
     range of that number when each point errs independently with chance 5% (binomial), `median` and `largest`
-    |ratio - 1|, the latter of `shape` and `M`; `kernel`, `format` and `regime` name the arm.
+    |ratio - 1|, the latter of `kernel`, `format`, `regime`, `shape` and `M`; `kernels` are all that had a duplicate.
     """
     blocks = samples.block_times(legs)
     doubled = blocks[blocks["arm"].str.endswith(samples.DUPLICATE_SUFFIX)]
@@ -82,6 +82,7 @@ def twins(legs: pd.DataFrame) -> dict[str, Any] | None:
     low, high = stats.binom.interval(1 - statistics.ALPHA, len(found), statistics.ALPHA)
     return {
         **{k: cell[k] for k in ("kernel", "format", "regime", "shape", "M")},
+        "kernels": sorted({cell["kernel"] for _, _, cell in found}),
         "points": len(found),
         "differ": sum(differs for _, differs, _ in found),
         "low": int(low),

@@ -12,11 +12,21 @@ RUNGS = ("R0", "R1", "R2", "R3")
 KINDS = ("campaign", "pilot")
 REGIMES = ("cold_graph", "hot_graph", "cold_loop", "chain_pdl")
 ROLES = ("floor", "baseline", "sanity_floor", "correctness_only", "peer", "testbed", "product")
-CORRECTNESS = ("passed", "failed", "not_applicable")
+INVALID_BY_DESIGN = "invalid_by_design"
+CORRECTNESS = ("passed", "failed", "not_applicable", INVALID_BY_DESIGN)
 STATUSES = ("ok", "failed", "crashed", "interrupted", "refused")
 
 # The one kernel that must never be cited as a performance result, whatever role a caller claims for it.
 CORRECTNESS_ONLY_KERNEL = "reference"
+
+# One word, or a family with what tells its members apart: testbed/<variant>, cause/<experiment>/<value>, probe/<name>,
+# peer/<name>. A variant's name lists what was removed, so it may begin with a dash.
+KERNEL_ID = re.compile(
+    r"[a-z][a-z0-9_]*|(testbed|probe|peer)/[a-z0-9_-]+|cause/[a-z0-9_]+/[a-z0-9_.-]+"
+)
+#: Kernels of the role `testbed`. Only these can be wrong by design.
+TESTBED_FAMILIES = ("testbed/", "cause/", "probe/")
+PEER_FAMILY = "peer/"
 
 CellKey = tuple[str, str, str, int, int, int, str]
 KEY_COLUMNS = ("kernel", "format", "shape", "N", "K", "M", "regime")
@@ -93,7 +103,11 @@ class Tuning:
 
 @dataclass(frozen=True)
 class CellRow:
-    """One cell of a campaign. The harness leaves `time` and `floor` empty: `finalise` takes both from the samples."""
+    """One cell of a campaign. The harness leaves `time` and `floor` empty: `finalise` takes both from the samples.
+
+    A cell that is `invalid_by_design` (a testbed variant with a part left out) never has a time or a floor: its legs
+    serve the decomposition alone.
+    """
 
     kernel: str
     role: str
@@ -120,6 +134,13 @@ class CellRow:
             raise CampaignError(
                 f"{self}: role {self.role!r}; the kernel {CORRECTNESS_ONLY_KERNEL!r}, and only it, is correctness_only"
             )
+        family = {"testbed": TESTBED_FAMILIES, "peer": (PEER_FAMILY,)}
+        for role, prefixes in family.items():
+            if (self.role == role) != self.kernel.startswith(prefixes):
+                raise CampaignError(
+                    f"{self}: role {self.role!r}; kernels {', '.join(p + '...' for p in prefixes)}, and only they, are"
+                    f" of the role {role}"
+                )
         for name, kind in (("tuning", Tuning), ("time", CellTime), ("floor", Interval)):
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
@@ -130,6 +151,13 @@ class CellRow:
             raise CampaignError(f"{self} is correctness_only: it can never have a time")
         if self.time is not None and self.correctness != "passed":
             raise CampaignError(f"{self} has a time, but its correctness is {self.correctness!r}")
+        if self.correctness == INVALID_BY_DESIGN:
+            if self.role != "testbed":
+                raise CampaignError(
+                    f"{self} is {INVALID_BY_DESIGN}, but of the role {self.role!r}: only a testbed kernel can be"
+                )
+            if self.floor is not None:
+                raise CampaignError(f"{self} is {INVALID_BY_DESIGN}: it can never have a floor")
 
     @property
     def key(self) -> CellKey:
@@ -279,6 +307,11 @@ def _problem(row: CellRow | CheckRow) -> None:
         value = getattr(row, name)
         if not isinstance(value, str) or not value:
             raise CampaignError(f"{type(row).__name__}: {name}={value!r} is not a name")
+    if not KERNEL_ID.fullmatch(row.kernel):
+        raise CampaignError(
+            f"{type(row).__name__}: kernel={row.kernel!r} is no kernel id, such as cublaslt_fp8, testbed/<variant>,"
+            " cause/<experiment>/<value>, probe/<name> or peer/<name>"
+        )
     for name in ("N", "K", "M"):
         value = getattr(row, name)
         if type(value) is not int or value < 1:

@@ -188,6 +188,13 @@ def cell_keys(samples: pd.DataFrame) -> set[CellKey]:
     }
 
 
+def cell_roles(samples: pd.DataFrame) -> set[tuple[Any, ...]]:
+    """(role, *cell key) of every cell that a table of legs speaks of."""
+    columns = ["role", *KEY_COLUMNS]
+    rows = samples[columns].drop_duplicates().itertuples(index=False)
+    return {(str(role), *_plain(tuple(key))) for role, *key in rows}
+
+
 def dropped_blocks(samples: pd.DataFrame) -> pd.DataFrame:
     """Blocks and dropped blocks per (shape, N, K, M, regime): columns of that key, `blocks`, `dropped`, `fraction`."""
     per_block = samples.groupby(_BLOCK, sort=False, as_index=False)["dropped"].any()

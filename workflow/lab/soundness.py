@@ -84,10 +84,19 @@ def _twin_answer(_: Tables, campaign: Mapping) -> dict | None:
     return _answer(
         "Does a kernel differ from itself?",
         f"At {a_a['differ']} of {a_a['points']} points.",
-        f"{a_a['kernel']} runs beside an exact copy of itself (A/A) in every {a_a['regime']} block, and the two are "
+        f"{_runs_beside_itself(a_a)} (A/A) in every {a_a['regime']} block, and the two are "
         f"compared like rivals. At 95 % confidence a sound harness is wrong in 5 % of the points: {where}. {judged} "
         f"Between the two the median difference is {_percent(a_a['median'])}, the largest {_percent(a_a['largest'])} "
         f"({a_a['shape']}, M = {a_a['M']}).",
+    )
+
+
+def _runs_beside_itself(a_a: Mapping) -> str:
+    kernels = a_a.get("kernels") or [a_a["kernel"]]
+    if len(kernels) == 1:
+        return f"{kernels[0]} runs beside an exact copy of itself"
+    return (
+        f"{', '.join(kernels[:-1])} and {kernels[-1]} each run beside an exact copy of themselves"
     )
 
 
