@@ -107,3 +107,55 @@ def test_slow_candidates_are_screened_and_the_fastest_is_found(times, timed) -> 
     assert list(times)[best] == min(times, key=times.get)
     assert medians == list(times.values())
     assert {name for name, count in timer.legs.items() if count == 2} == timed
+
+
+# FP64 products that arms share.
+
+
+class Counted:
+    """Stands in for `Product.compute`: counts, and gives a product of the right size."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def __call__(self, x64, weights, copy, n, as_bf16):
+        self.calls.append((weights, copy, n, as_bf16))
+        return arms.Product(np.zeros((x64.shape[0], n)), None, None)
+
+
+@pytest.fixture
+def counted(monkeypatch) -> Counted:
+    made = Counted()
+    monkeypatch.setattr(arms.Product, "compute", made)
+    return made
+
+
+def test_arms_of_the_same_operands_share_a_product(counted) -> None:
+    x, other = np.zeros((2, 8)), np.zeros((2, 8))
+    with arms.SharedProducts([x], 10**6):
+        first = arms.product(x, "w", 0, 16, False)
+        assert arms.product(x, "w", 0, 16, False) is first
+        for change in (
+            ("v", 0, 16, False),
+            ("w", 1, 16, False),
+            ("w", 0, 8, False),
+            ("w", 0, 16, True),
+        ):
+            assert arms.product(x, *change) is not first
+        # What a peer quantised itself is known to no other arm.
+        assert arms.product(other, "w", 0, 16, False) is not arms.product(other, "w", 0, 16, False)
+    assert len(counted.calls) == 1 + 4 + 2
+
+
+def test_a_product_is_kept_while_it_fits_and_never_after_its_point(counted) -> None:
+    x = np.zeros((2, 8))
+    size = 8 * 2 * 16
+    with arms.SharedProducts([x], 2 * size):
+        for copy in (0, 1, 0, 1, 2, 1, 0):  # 2 pushes 0 out, the oldest
+            arms.product(x, "w", copy, 16, False)
+        assert [c[1] for c in counted.calls] == [0, 1, 2, 0]
+        arms.product(x, "w", 0, 64, False)  # too large for any room
+        arms.product(x, "w", 0, 64, False)
+        assert len(counted.calls) == 6
+    arms.product(x, "w", 0, 16, False)
+    assert arms.SharedProducts.current is None and len(counted.calls) == 7

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from prereg_kit import Repo, cell, claim, estimand, fp8, speedup, write_claims
 
-from lab import audit, cells, readme, registry, report_audit, verdicts
+from lab import analysis_r1, audit, cells, readme, registry, report_audit, verdicts
 
 ARMS = [(cell(), 2.0), (fp8(), 4.0)]
 ROW = claim("r2.qgemv_mx.fast", "threshold", speedup())
@@ -309,9 +309,11 @@ def report_of(repo):
     verdicts.write_csv(run(repo).verdicts, reports / "verdicts.csv")
     folders = sorted((repo.root / "data" / "campaigns").glob("*"))
     cells.write(cells.table(folders, verify=sound), reports / "cells.csv")
+    for name, table in analysis_r1.tables(None).items():
+        (reports / f"{name}.csv").write_text(analysis_r1.to_csv(table))
     (reports / "index.html").write_text("<p>2 claims, 1 MISS</p>")
     shown = pd.read_csv(reports / "verdicts.csv")
-    blocks = readme.blocks(cells.read(reports / "cells.csv"), shown)
+    blocks = readme.blocks(cells.read(reports / "cells.csv"), shown, readme.r1_tables(reports))
     marks = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in blocks)
     (repo.root / "README.md").write_text(readme.fill(marks, blocks))
     report_audit.write_sums(reports)
@@ -342,6 +344,13 @@ def digits(path):
         ("reports/figures/extra.svg", lambda path: (path.parent.mkdir(), path.touch())),
         ("reports/cells.csv", lambda path: path.write_text(path.read_text().splitlines()[0])),
         ("reports/cells.csv", lambda path: path.write_bytes(b"\xff\n")),
+        ("reports/r1_production.csv", removed),
+        ("reports/r1_experiments.csv", lambda path: path.write_text(path.read_text() + "\n")),
+        (
+            "reports/r1_causes.csv",
+            lambda path: path.write_text(path.read_text() + "r1-x" + 25 * ","),
+        ),
+        ("reports/r1_causes.csv", lambda path: path.write_bytes(b"\xff\n")),
     ],
 )
 def test_any_part_of_a_report_that_is_not_what_the_data_give_is_invalid(repo, name, change):
@@ -380,7 +389,7 @@ def test_another_verdict_of_an_older_campaign_is_noted_with_both(repo):
     result = run(repo)
     assert by_claim(result) == {"r2.qgemv_mx.fast": "REFUTED", "r2.qgemv_mx.time": "HIT"}
     for verdict, old in (("REFUTED", "CONFIRMED"), ("HIT", "MISS")):
-        said = f"{verdict} by {NEWER['name']}, but {old} by the older {repo.folder.name}: "
+        said = f"{verdict} by {NEWER['name']}, but {old} by {repo.folder.name}: "
         (note,) = (note for note in result.notes if said in note)
         assert "r2.qgemv_mx." in note
     assert result.exit_code == 0

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import types
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -461,3 +464,55 @@ def test_peers_import_nothing_that_judges() -> None:
                 assert not parts & judging, f"{path.name} imports {parts & judging}"
             if isinstance(node, ast.Import):
                 assert not {p for a in node.names for p in a.name.split(".")} & judging
+
+
+def test_humming_compiles_the_kernels_of_many_rows_and_handles_in_one_pass(monkeypatch) -> None:
+    """What `bind` asks for one by one later, without repeats and without the SMs, which are no part of a kernel."""
+    from lab.peers import _humming, discover
+
+    passes = []
+
+    class Kernel:
+        @staticmethod
+        def _resolve_configs(layer, compute, tuning, device):
+            assert compute == "{}"
+            return {"layer": layer, "sm_version": 90}, {}, json.loads(tuning)
+
+        @staticmethod
+        def compile_many(specs, device):
+            passes.append((specs, device))
+
+    torch = types.ModuleType("torch")
+    torch.cuda = SimpleNamespace(current_device=lambda: 0)
+    kernel = types.ModuleType("humming.kernel.humming")
+    kernel.HummingKernel = Kernel
+    for name, module in {
+        "torch": torch,
+        "humming": types.ModuleType("humming"),
+        "humming.kernel": types.ModuleType("humming.kernel"),
+        "humming.kernel.humming": kernel,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(
+        _humming,
+        "configurations",
+        lambda handle, m, budget: [
+            ({"gemm_type": "dense"}, {"block": 16 * -(-m // 16), "num_sms": m})
+        ],
+    )
+
+    def handle(name: str) -> Any:
+        tensors = [{"weight": SimpleNamespace(device="cuda:0")}]
+        return SimpleNamespace(config=SimpleNamespace(to_str=lambda: name), tensors=tensors)
+
+    _humming.warm([(handle("a"), [1, 2, 16, 32]), (handle("b"), [1])], 2)
+    ((specs, device),) = passes
+    assert device == 0
+    assert [(c["layer"], c["block"], c["gemm_type"]) for _, c in specs] == [
+        ("a", 16, "dense"), ("a", 32, "dense"), ("b", 16, "dense"),
+    ]  # fmt: skip
+    assert all("num_sms" not in c for _, c in specs)
+    _humming.warm([], 2)
+    assert len(passes) == 1
+    hooks = {getattr(p, "warm", None) for p in discover() if "humming" in p.NAME}
+    assert hooks == {_humming.warm}  # one hook, so one pass for all of them

@@ -7,7 +7,7 @@ correctness gate, against FP64 or, for a stream, against the bytes themselves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -260,9 +260,83 @@ def round_to_bf16(values: Any) -> Any:
     return rounded.view(cp.float32).astype(cp.float64)
 
 
+@dataclass(frozen=True)
+class Product:
+    """FP64 X W^T [M, N] with the Euclidean norms of the rows of X [M] and of W [N], tensor scale included."""
+
+    y: Any
+    x_norms: Any
+    w_norms: Any
+
+    @classmethod
+    def compute(cls, x64: Any, weights: WeightCopies, copy: int, n: int, as_bf16: bool) -> Product:
+        """The product with the first `n` rows of a weight copy, in row slabs to bound memory."""
+        import cupy as cp
+
+        y = cp.empty((x64.shape[0], n), dtype=cp.float64)
+        w_norms = cp.empty(n, dtype=cp.float64)
+        for start in range(0, n, SLAB_ROWS):
+            stop = min(n, start + SLAB_ROWS)
+            slab = weights.rows_float64(copy, start, stop)
+            if as_bf16:
+                slab = round_to_bf16(slab)
+            y[:, start:stop] = (x64 @ slab.T) * weights.tensor_scale
+            w_norms[start:stop] = cp.linalg.norm(slab, axis=1) * weights.tensor_scale
+        return cls(y, cp.linalg.norm(x64, axis=1), w_norms)
+
+
+class SharedProducts:
+    """FP64 products of a point, kept while their bytes fit: arms with the same operands then share one.
+
+    Used as a context manager, around the calls of the gate. Only products of the activations given here are kept; the
+    oldest goes when there is no room, so a product that does not fit is computed anew for each arm.
+    """
+
+    current: SharedProducts | None = None
+
+    def __init__(self, activations: Sequence[Any], max_bytes: int) -> None:
+        self._activations = list(activations)
+        self._max_bytes = max_bytes
+        self._kept: dict[tuple[Any, ...], tuple[WeightCopies, Product]] = {}
+
+    def __enter__(self) -> SharedProducts:
+        SharedProducts.current = self
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        SharedProducts.current = None
+        self._kept.clear()
+
+    def get(self, x64: Any, weights: WeightCopies, copy: int, n: int, as_bf16: bool) -> Product:
+        """The product, computed at most once while it is kept."""
+        if not any(x64 is known for known in self._activations):
+            return Product.compute(x64, weights, copy, n, as_bf16)
+        # The weights are held beside the product, so that their id stays theirs.
+        key = (id(x64), id(weights), copy, n, as_bf16)
+        if key not in self._kept:
+            size = 8 * int(x64.shape[0]) * n
+            while self._kept and self._bytes() + size > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
+            product = Product.compute(x64, weights, copy, n, as_bf16)
+            if size > self._max_bytes:
+                return product
+            self._kept[key] = (weights, product)
+        return self._kept[key][1]
+
+    def _bytes(self) -> int:
+        return sum(int(product.y.nbytes) for _, product in self._kept.values())
+
+
+def product(x64: Any, weights: WeightCopies, copy: int, n: int, as_bf16: bool) -> Product:
+    """FP64 product, from the products that the arms of this point share where there are any."""
+    if SharedProducts.current is not None:
+        return SharedProducts.current.get(x64, weights, copy, n, as_bf16)
+    return Product.compute(x64, weights, copy, n, as_bf16)
+
+
 @dataclass
 class Truth:
-    """FP64 result of X W^T on dequantised operands, computed in row slabs to bound memory."""
+    """FP64 result of X W^T on dequantised operands, with its elementwise limit."""
 
     y: Any
     limit: Any
@@ -283,23 +357,9 @@ class Truth:
         `rows` computes the first rows of the weight only; `as_bf16` rounds the weight to BF16 before the product, for
         a kernel that multiplies with the rounded weight.
         """
-        import cupy as cp
-
-        m, n = x64.shape[0], rows or weights.n
-        y = cp.empty((m, n), dtype=cp.float64)
-        limit = cp.empty((m, n), dtype=cp.float64)
-        x_norms = cp.linalg.norm(x64, axis=1)
-        for start in range(0, n, SLAB_ROWS):
-            stop = min(n, start + SLAB_ROWS)
-            slab = weights.rows_float64(copy, start, stop)
-            if as_bf16:
-                slab = round_to_bf16(slab)
-            y[:, start:stop] = (x64 @ slab.T) * weights.tensor_scale
-            w_norms = cp.linalg.norm(slab, axis=1) * weights.tensor_scale
-            limit[:, start:stop] = tolerance(
-                y[:, start:stop], x_norms, w_norms, u_out, eps_acc, weights.k
-            )
-        return cls(y, limit)
+        found = product(x64, weights, copy, rows or weights.n, as_bf16)
+        limit = tolerance(found.y, found.x_norms, found.w_norms, u_out, eps_acc, weights.k)
+        return cls(found.y, limit)
 
     def compare(self, y_bf16: Any, name: str) -> CheckResult:
         """`y_bf16` (uint16 bit patterns [M, N]) against the truth: worst error over its limit, NaN never passes."""

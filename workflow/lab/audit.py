@@ -26,7 +26,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import campaign_audit, records, registry, report_audit, rungs, select, verdicts
+from lab import (
+    accuracy,
+    analysis_r1,
+    campaign_audit,
+    files,
+    protocol,
+    records,
+    registry,
+    report_audit,
+    rungs,
+    select,
+    verdicts,
+)
 from lab.claims import Claim
 from lab.registry import Git, Problem, Registered, Unverifiable
 from lab.verdicts import Evidence, Verdict
@@ -106,13 +118,17 @@ def examine(
     problems = tuple(dict.fromkeys(found))
     claims = registered.claims + registered.unregistered
 
+    # Judged more than once, by all campaigns and by each alone, but computed once.
+    computed = {analysis_r1.RUNG: cache(lambda folder: computed_r1(folder, repo))}
+
     def judged_by(some: list[Path]) -> tuple[Evidence, list[Verdict]]:
         evidence = Evidence.from_campaigns(
             some,
-            protocol_sha256=registry.frozen_files(prereg).get(campaign_audit.PROTOCOL),
+            protocol_sha256=_frozen_protocols(prereg),
             facts=mechanical_facts(),
             invalid=shelf.invalid,
             tampered=shelf.tampered | tampered,
+            computed=computed,
         )
         return evidence, verdicts.judge(claims, evidence, problems, registered.ids)
 
@@ -133,6 +149,24 @@ def examine(
         tuple(campaign_problems),
         tuple(note for note in notes if note),
     )
+
+
+def _frozen_protocols(prereg: Path) -> dict[str, str] | None:
+    """SHA-256 of each rung's frozen protocol, empty for one that is not frozen; None where no protocol is."""
+    frozen = registry.frozen_files(prereg)
+    found = {rung.id: frozen.get(protocol.file_of(rung.id), "") for rung in rungs.RUNGS}
+    return found if any(found.values()) else None
+
+
+def computed_r1(folder: Path, repo: Path) -> verdicts.Computed:
+    """The constants that follow from the legs of an R1 campaign, and why others are missing."""
+    try:
+        record = accuracy.newest(repo / "data")
+    except accuracy.AccuracyError:  # without a record that can be read there is no number of it
+        record = None
+    shapes = files.read_json(repo / "prereg" / "shapes.json")["shapes"]
+    found = analysis_r1.of_folder(folder, shapes, record)
+    return found.constants
 
 
 def _readable(folder: Path) -> bool:
@@ -340,6 +374,7 @@ def _heads(repo: Path) -> dict[str, set[str]]:
 class _Answers:
     """What a campaign holds a number of."""
 
+    rung: str
     constants: frozenset[str]
     cells: frozenset[tuple[Any, ...]]
     checks: frozenset[tuple[Any, ...]]
@@ -351,13 +386,16 @@ class _Answers:
             return frozenset(k for k in found if all(isinstance(v, str | int) for v in k))
 
         names = {part for key in record.get("constants", {}) for part in _names(key)}
-        return cls(frozenset(names), keys(record.get("cells", [])), keys(record.get("checks", [])))
+        cells, checks = keys(record.get("cells", [])), keys(record.get("checks", []))
+        return cls(str(record.get("rung")), frozenset(names), cells, checks)
 
     def hold(self, claim: Claim) -> bool:
         """Whether a number of them answers the claim."""
         estimand = claim.estimand
         if estimand.quantity in ("constant", "external", "share"):
-            return not self.constants.isdisjoint(set(estimand.items) or {estimand.name})
+            asked = set(estimand.items) or {estimand.name}
+            computed = self.rung == analysis_r1.RUNG and any(map(analysis_r1.gives, asked))
+            return computed or not self.constants.isdisjoint(asked)
         measured = self.checks if estimand.quantity == "check" else self.cells
         return any(tuple(getattr(c, key) for key in ANSWER) in measured for c in estimand.cells)
 

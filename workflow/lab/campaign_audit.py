@@ -8,7 +8,7 @@ frozen protocol prescribes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import files, protocol, records, registry, samples, seal, select, source
+from lab import files, plan_r1, protocol, records, registry, samples, seal, select, source
 from lab.derived import derived, is_derived
 from lab.device import THROTTLE_REASONS
 from lab.registry import Problem
-from lab.rows import CampaignError, name_of
+from lab.rows import INVALID_BY_DESIGN, PEER_FAMILY, CampaignError, name_of
 from qgemm_mx.formats import weight_bytes
 
 FOLDER = select.CAMPAIGNS
-PROTOCOL = "prereg/protocol.json"
 COLD = records.FLOOR_REGIME
-# A stream reads as many bytes as the cell beside it. These may be faster: the stream itself, and testbed variants
-# that leave the reading out by design.
-NEED_NO_FLOOR = ("floor", "testbed")
+# A stream reads as many bytes as the cell beside it, and may itself be faster. A testbed variant that leaves the
+# reading out is wrong by design and has no time at all.
+NEED_NO_FLOOR = ("floor",)
 AFTER = "_after"  # the checks of an arm after its legs: one that fails only there was timed, and lost its legs
 TOLERANCE = 1e-9  # of a constant that follows from others
 # A reading every period is asked for; a thread may be late, but a leg without one for this long was not watched.
@@ -94,8 +93,10 @@ def problems(repo: Path, folder: Path) -> list[Problem]:
     name = f"{FOLDER.as_posix()}/{folder.name}"
     record = seal.read_json(folder / seal.CAMPAIGN)
     found = list(source_problems(repo, record["source"]))
-    reasons = [*byte_problems(record["cells"]), *constant_problems(record["constants"])]
-    frozen = _frozen_protocol(repo)
+    frozen = _frozen_protocol(repo, record["rung"])
+    plan = frozen[0].get("plan") if frozen is not None else None
+    floors = plan["floors"] if plan is not None else None
+    reasons = [*byte_problems(record["cells"], floors), *constant_problems(record["constants"])]
     if (
         frozen is not None and record["protocol_sha256"] == frozen[1]
     ):  # else the verdict is DEVIATED
@@ -104,16 +105,20 @@ def problems(repo: Path, folder: Path) -> list[Problem]:
         if record["seed"] != frozen[0]["seed"]:
             reasons.append(f"seed {record['seed']} is not the frozen {frozen[0]['seed']}")
         reasons += plan_problems(frozen[0], record["cells"], record["checks"], legs)
+        if plan is not None and record["kind"] == "campaign":  # a pilot may be a part
+            shapes = files.read_json(repo / "prereg" / "shapes.json")["shapes"]
+            reasons += point_problems(frozen[0], shapes, record["cells"])
         reasons += drop_problems(frozen[0], legs, readings)
     return [Problem(status, name, reason) for status, reason in found] + [
         Problem("INVALID", name, reason) for reason in reasons
     ]
 
 
-def _frozen_protocol(repo: Path) -> tuple[dict[str, Any], str] | None:
-    """The protocol with its SHA-256, as it was frozen; None where it is not (another one is DEVIATED or TAMPERED)."""
-    path = repo / PROTOCOL
-    digest = registry.frozen_files(repo / "prereg").get(PROTOCOL)
+def _frozen_protocol(repo: Path, rung: str) -> tuple[dict[str, Any], str] | None:
+    """A rung's protocol with its SHA-256, as frozen; None where it is not (another one is DEVIATED or TAMPERED)."""
+    name = protocol.file_of(rung)
+    path = repo / name
+    digest = registry.frozen_files(repo / "prereg").get(name)
     if digest is None or not path.is_file() or files.sha256(path) != digest:
         return None
     return files.read_json(path), digest
@@ -159,8 +164,13 @@ def source_problems(repo: Path, said: Mapping[str, Any]) -> Iterator[tuple[str, 
 # Bytes.
 
 
-def byte_problems(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Cells whose bytes are not those of their format, or that took less time than reading those bytes takes."""
+def byte_problems(
+    cells: Sequence[Mapping[str, Any]], floors: Collection[str] | None = None
+) -> Iterator[str]:
+    """Cells whose bytes are not those of their format, or that took less time than reading those bytes takes.
+
+    `floors`: formats whose bytes the protocol has a stream read; None: all that are timed.
+    """
     for cell in cells:
         name = _name(cell)
         try:
@@ -174,6 +184,8 @@ def byte_problems(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if cell["regime"] != COLD or time is None or cell["role"] in NEED_NO_FLOOR:
             continue
         if floor is None:
+            if floors is not None and cell["format"] not in floors:
+                continue
             yield f"{name}: it has a cold time, but no stream of its {right} bytes was timed"
         elif time["ci_high_us"] < floor["ci_low_us"]:
             yield (
@@ -234,21 +246,20 @@ def plan_problems(
     legs: pd.DataFrame,
 ) -> Iterator[str]:
     """Where regimes, number of blocks, extensions or the order of legs are not what the protocol prescribes."""
-    regimes = frozen["regimes"]
-    planned = (regimes["headline"], *regimes["secondary"])
     runs = _runs(cells, checks)
     for key in sorted(set(runs) - set(legs.groupby(POINT[:-1]).groups)):
-        if any(lost is False for _, _, lost in runs[key]):
+        if not all(run.lost for run in runs[key]):
             yield f"{_place(key)} has arms, but no legs"
     for key, point in legs.groupby(POINT[:-1], sort=False):
         found = set(point["regime"])
+        planned = protocol.regimes_at(frozen, key[0])
         for regime in sorted(found ^ set(planned)):
             what = "no regime of the protocol" if regime in found else "missing"
             yield f"{_place(key)} {regime}: {what}"
         for regime, part in point.groupby("regime", sort=False):
             if regime in planned:
                 where = f"{_place(key)} {regime}"
-                arms = _arms(frozen, runs.get(key, []), part, key[3], regime)
+                arms = _arms(frozen, runs.get(key, []), part, key, regime)
                 yield from (f"{where}: {text}" for text in _run_problems(frozen, key, arms, part))
 
 
@@ -257,36 +268,79 @@ def _place(key: Sequence[Any]) -> str:
     return f"{shape} {n}x{k} M={m}"
 
 
+def point_problems(
+    frozen: Mapping[str, Any],
+    shapes: Sequence[Mapping[str, Any]],
+    cells: Sequence[Mapping[str, Any]],
+) -> Iterator[str]:
+    """Points and arms that are in a campaign and not in the plan of its protocol, or the reverse.
+
+    Which peers could run is the machine's matter: a peer that is missing has an attempt, and is no problem here.
+    """
+    peers: dict[str, dict[str, None]] = {}
+    measured: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
+    for cell in cells:
+        place = (cell["shape"], cell["N"], cell["K"], cell["M"])
+        measured.setdefault(place, set()).add((cell["kernel"], cell["format"]))
+        if cell["kernel"].startswith(PEER_FAMILY):
+            peers.setdefault(cell["kernel"], {})[cell["format"]] = None
+    offered = {kernel: tuple(formats) for kernel, formats in peers.items()}
+    planned = {
+        (p.shape["name"], p.shape["N"], p.shape["K"], p.m): set(p.arms)
+        for p in plan_r1.points(frozen, shapes, offered)
+    }
+    for place in sorted(set(measured) - set(planned)):
+        yield f"{_place(place)} is no point of the plan"
+    if missing := sorted(set(planned) - set(measured)):
+        yield f"{len(missing)} points of the plan are missing, the first {_place(missing[0])}"
+    for place in sorted(set(planned) & set(measured)):
+        for arm in sorted(measured[place] - planned[place]):
+            yield f"{_place(place)}: {' '.join(arm)} is no arm of the plan there"
+        lost = {a for a in planned[place] - measured[place] if not a[0].startswith(PEER_FAMILY)}
+        for arm in sorted(lost):
+            yield f"{_place(place)}: {' '.join(arm)} of the plan is missing"
+
+
+@dataclass(frozen=True)
+class _Run:
+    """An arm that ran at a point. `lost`: its legs were taken away; `wrong`: it is wrong by design."""
+
+    arm: tuple[str, str]
+    role: str
+    lost: bool
+    wrong: bool
+
+
 def _runs(
     cells: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str, Any]]
-) -> dict[tuple[Any, ...], list[tuple[tuple[str, str], str, bool]]]:
-    """Point -> its timed arms in their order: ((kernel, format), role, whether its legs were lost)."""
+) -> dict[tuple[Any, ...], list[_Run]]:
+    """Point -> its timed arms in their order."""
     place = ("shape", "N", "K", "M")
     early = {
         (*(c[k] for k in place), c["kernel"], c["format"])
         for c in checks
         if not c["passed"] and not c["name"].endswith(AFTER)
     }
-    found: dict[tuple[Any, ...], dict[tuple[str, str], tuple[str, bool]]] = {}
+    found: dict[tuple[Any, ...], dict[tuple[str, str], _Run]] = {}
     for cell in cells:
         point, arm = tuple(cell[k] for k in place), (cell["kernel"], cell["format"])
         if cell["role"] == "correctness_only" or (*point, *arm) in early:
             continue
-        found.setdefault(point, {}).setdefault(arm, (cell["role"], cell["correctness"] == "failed"))
-    return {
-        point: [(arm, role, lost) for arm, (role, lost) in arms.items()]
-        for point, arms in found.items()
-    }
+        state = cell["correctness"]
+        run = _Run(arm, cell["role"], state == "failed", state == INVALID_BY_DESIGN)
+        found.setdefault(point, {}).setdefault(arm, run)
+    return {point: list(arms.values()) for point, arms in found.items()}
 
 
 def _arms(
     frozen: Mapping[str, Any],
-    runs: Sequence[tuple[tuple[str, str], str, bool]],
+    runs: Sequence[_Run],
     part: pd.DataFrame,
-    m: int,
+    point: Sequence[Any],
     regime: str,
-) -> list[tuple[str, bool]]:
-    """Arms of a point in a regime in the order that the plan permutes, with whether their legs were lost."""
+) -> list[tuple[str, _Run]]:
+    """Arms of a point in a regime by name, in the order that the plan permutes, duplicates last."""
+    shape, m = point[0], point[3]
     headline = regime == frozen["regimes"]["headline"]
     primary = part[~part["arm"].str.endswith(samples.DUPLICATE_SUFFIX).astype(bool)]
     names = {
@@ -294,24 +348,26 @@ def _arms(
         for row in primary[["kernel", "format", "arm"]].drop_duplicates().itertuples(index=False)
     }
     arms, twins = [], []
-    for arm, role, lost in runs:
-        if not headline and protocol.is_large(frozen, m) and role == "sanity_floor":
+    for run in runs:
+        kernel = run.arm[0]
+        if not protocol.takes_part(frozen, (kernel, run.role), run.wrong, shape, m, regime):
             continue
-        name = names.get(arm, "/".join(arm))
-        arms.append((name, lost))
-        if headline and arm[0] == frozen["a_a_kernel"]:
-            twins.append((name + samples.DUPLICATE_SUFFIX, lost))
+        name = names.get(run.arm, "/".join(run.arm))
+        arms.append((name, run))
+        if headline and kernel in protocol.twin_kernels(frozen):
+            twins.append((name + samples.DUPLICATE_SUFFIX, run))
     return arms + twins
 
 
 def _run_problems(
     frozen: Mapping[str, Any],
     key: Sequence[Any],
-    arms: Sequence[tuple[str, bool]],
+    arms: Sequence[tuple[str, _Run]],
     part: pd.DataFrame,
 ) -> Iterator[str]:
     shape, m, regime = key[0], key[3], part["regime"].iloc[0]
-    names, lost = [name for name, _ in arms], {name for name, gone in arms if gone}
+    names, lost = [name for name, _ in arms], {name for name, run in arms if run.lost}
+    wrong_by_design = {name for name, run in arms if run.wrong}
     if wrong := sorted(set(part["arm"]) ^ (set(names) - lost)):
         yield f"arms {', '.join(wrong)} are not those that the protocol times there"
         return
@@ -326,9 +382,8 @@ def _run_problems(
     if (part["extension"] != (part["block"] >= n)).any():
         yield f"legs are marked as extension where the block is not past the first {n}, or the reverse"
     if headline and not lost:  # the width of an arm that lost its legs may have decided
-        wide = protocol.too_wide(
-            part[part["block"] < n], frozen["blocks"]["extension"]["half_width"]
-        )
+        deciding = part[(part["block"] < n) & ~part["arm"].isin(wrong_by_design)]
+        wide = protocol.too_wide(deciding, frozen["blocks"]["extension"]["half_width"])
         if wide != (len(taken) == whole):
             said = "is extended" if not wide else "is not extended"
             yield f"{said}, but its first {n} blocks are {'too' if wide else 'not too'} wide for the protocol"

@@ -55,6 +55,15 @@ def measure(
     timer: Timer, modules: Any, random: Any, lt: Any, protocol: dict, sm_count: int
 ) -> dict[str, Any]:
     """All constants of the device, in about ten seconds."""
+    found = launch_floors(timer, modules, sm_count)
+    found.update(_read_bandwidth(timer, modules, random, protocol, sm_count))
+    found.update(_compute_ceilings(timer, random, lt, protocol))
+    found.update(derived(found))
+    return found
+
+
+def launch_floors(timer: Timer, modules: Any, sm_count: int) -> dict[str, Any]:
+    """What an empty kernel takes in a graph with 1, `sm_count` and 8 `sm_count` blocks, and launched one by one."""
     found: dict[str, Any] = {}
     empty = modules["harness"].kernel("empty")
     for grid in (1, sm_count, 8 * sm_count):
@@ -71,10 +80,6 @@ def measure(
             found["launch_loop_us"] = constant(
                 loop, lambda t: t, "us", "the same, launched one by one from Python"
             )
-
-    found.update(_read_bandwidth(timer, modules, random, protocol, sm_count))
-    found.update(_compute_ceilings(timer, random, lt, protocol))
-    found.update(derived(found))
     return found
 
 

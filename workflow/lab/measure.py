@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lab import constants, counters, device, occupancy, records, source
@@ -32,19 +31,26 @@ from lab.protocol import (
     SLOPE,
     block_order,
     drop_reason,
+    file_of,
     is_large,
+    min_nodes,
     planned_blocks,
     point_seed,
+    regimes_at,
+    shuffled,
+    takes_part,
     too_wide,
+    twin_kernels,
 )
-from lab.rows import CellRow, CheckRow, Tuning
-from lab.samples import DUPLICATE_SUFFIX, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
+from lab.rows import INVALID_BY_DESIGN, CellRow, CheckRow, Tuning
+from lab.samples import DUPLICATE_SUFFIX, LOOPED, SAMPLES_SCHEMA, TELEMETRY_SCHEMA
 from lab.timing import Leg, Timer, nodes_for
 from qgemm_mx.build import BuildRecord
 from qgemm_mx.formats import FORMATS, weight_bytes
 from qgemm_mx.probes import CheckResult
 
 FLOOR_FORMATS = ("bf16", "fp8_e4m3", "mxfp4", "nvfp4", "int4_g128")
+HOT = "hot_graph"
 PROBES = "probes"
 #: At large M the naive path is a dense product and a constant: one format shows it, and the nine minutes are kept.
 NAIVE_AT_LARGE_M = ("mxfp4",)
@@ -68,24 +74,43 @@ class TimedArm:
     graphs: dict[str, tuple[Any, Any, int]] = field(default_factory=dict)
     last_copy: int = 0
 
+    @property
+    def original(self) -> bool:
+        """Whether this is no A/A duplicate."""
+        return not self.name.endswith(DUPLICATE_SUFFIX)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a peer: code of others, which may raise without ending the campaign."""
+        return self.arm.role == "peer"
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the arm is wrong by design, and says so with `claims_right`."""
+        return not getattr(self.arm, "claims_right", True)
+
+    def takes_part(self, protocol: dict[str, Any], shape: str, m: int, regime: str) -> bool:
+        """Whether the protocol times this arm in a regime at a point; a duplicate in the headline alone."""
+        if not self.original and regime != protocol["regimes"]["headline"]:
+            return False
+        return takes_part(protocol, (self.arm.kernel, self.arm.role), self.wrong, shape, m, regime)
+
     def capture(self, timer: Timer, regime: str, min_nodes: int) -> None:
-        """Capture the N and 2N graphs of a graph regime."""
-        copies = self.arm.copies if regime == "cold_graph" else 1
+        """Capture the N and 2N graphs of a graph regime; an arm may have a launch of its own for a regime."""
+        launch = getattr(self.arm, "launches", {}).get(regime, self.arm.launch)
+        copies = 1 if regime == HOT else self.arm.copies
         nodes = nodes_for(copies, min_nodes)
-        pair = (
-            timer.capture(self.arm.launch, copies, nodes),
-            timer.capture(self.arm.launch, copies, 2 * nodes),
-        )
+        pair = (timer.capture(launch, copies, nodes), timer.capture(launch, copies, 2 * nodes))
         self.graphs[regime] = (*pair, nodes)
 
     def leg(self, timer: Timer, regime: str, min_nodes: int) -> Leg:
         """Take one leg of a regime."""
-        if regime == "cold_loop":
+        if regime == LOOPED:
             self.last_copy = (min_nodes - 1) % self.arm.copies
             return timer.loop_leg(self.arm.launch, self.arm.copies, min_nodes)
         graph_n, graph_2n, nodes = self.graphs[regime]
-        self.last_copy = (2 * nodes - 1) % self.arm.copies if regime == "cold_graph" else 0
-        return timer.graph_leg(graph_n, graph_2n, nodes, warm=regime == "hot_graph")
+        self.last_copy = 0 if regime == HOT else (2 * nodes - 1) % self.arm.copies
+        return timer.graph_leg(graph_n, graph_2n, nodes, warm=regime == HOT)
 
 
 def run_blocks(
@@ -96,14 +121,17 @@ def run_blocks(
     first: int,
     extension: bool,
     rows: list,
+    nodes: int,
 ) -> list[dict[str, Any]]:
-    """Take the legs of blocks in their order. Returns sample rows without the cell's columns."""
+    """Take the legs of blocks in their order, with at least `nodes` calls in the short replay or the loop.
+
+    Returns sample rows without the cell's columns.
+    """
     by_name = {arm.name: arm for arm in arms}
-    min_nodes = bench.protocol["graph"]["min_nodes"]
     legs = []
     for block, order in enumerate(blocks, first):
         for position, name in enumerate(order):
-            leg = by_name[name].leg(bench.timer, regime, min_nodes)
+            leg = by_name[name].leg(bench.timer, regime, nodes)
             legs.append((name, block, position, leg))
     found = []
     for name, block, position, leg in legs:
@@ -134,57 +162,104 @@ def run_blocks(
 def time_point(
     bench: Bench, arms: list[TimedArm], shape: dict, m: int, rows: list
 ) -> list[dict[str, Any]]:
-    """All legs of a point: headline blocks with the frozen extension, then the secondary regimes."""
-    frozen = bench.protocol["blocks"]
-    regimes = bench.protocol["regimes"]
-    headline = regimes["headline"]
-    n = planned_blocks(bench.protocol, m, headline)
-    min_nodes = bench.protocol["graph"]["min_nodes"]
-    names = [a.name for a in arms]
-    for arm in arms:
-        arm.capture(bench.timer, headline, min_nodes)
-        arm.leg(bench.timer, headline, min_nodes)  # warm-up, thrown away
-    order = block_order(bench.protocol, names, shape["name"], m, headline)
-    legs = run_blocks(bench, arms, headline, order[:n], 0, False, rows)
-    if too_wide(legs, frozen["extension"]["half_width"]):
-        legs += run_blocks(bench, arms, headline, order[n:], n, True, rows)
-    large = is_large(bench.protocol, m)
-    originals = [
-        a
-        for a in arms
-        if not a.name.endswith(DUPLICATE_SUFFIX) and not (large and a.arm.role == "sanity_floor")
-    ]
-    for regime in regimes["secondary"]:
-        for arm in originals:
-            if regime != "cold_loop":
-                arm.capture(bench.timer, regime, min_nodes)
-            arm.leg(bench.timer, regime, min_nodes)
-        names = [a.name for a in originals]
-        order = block_order(bench.protocol, names, shape["name"], m, regime)
-        legs += run_blocks(bench, originals, regime, order, 0, False, rows)
+    """All legs of a point: headline blocks with the frozen extension, then the other regimes.
+
+    The width of an arm that is wrong by design never extends a point.
+    """
+    protocol, name = bench.protocol, shape["name"]
+    half_width = protocol["blocks"]["extension"]["half_width"]
+    nodes = min_nodes(protocol, m)
+    wrong = {a.name for a in arms if a.wrong}
+    legs: list[dict[str, Any]] = []
+    for regime in regimes_at(protocol, name):
+        taking = [a for a in arms if a.takes_part(protocol, name, m, regime)]
+        if not taking:
+            continue
+        for arm in taking:
+            if regime != LOOPED:
+                arm.capture(bench.timer, regime, nodes)
+            arm.leg(bench.timer, regime, nodes)  # warm-up, thrown away
+        n = planned_blocks(protocol, m, regime)
+        order = block_order(protocol, [a.name for a in taking], name, m, regime)
+        taken = run_blocks(bench, taking, regime, order[:n], 0, False, rows, nodes)
+        extension = order[n:]  # of the headline alone
+        if extension and too_wide([x for x in taken if x["arm"] not in wrong], half_width):
+            taken += run_blocks(bench, taking, regime, extension, n, True, rows, nodes)
+        legs += taken
+        for arm in taking:
+            arm.graphs.pop(regime, None)
     return legs
 
 
-def check_arms(arms: list[TimedArm], stage: str) -> dict[str, list[CheckResult]]:
-    """Run the correctness gate of every arm (A/A duplicates share their original's)."""
-    return {
-        a.name: a.arm.check(a.last_copy if stage == "after" else 0, stage)
-        for a in arms
-        if not a.name.endswith(DUPLICATE_SUFFIX)
-    }
+def check_before(
+    bench: Bench, arms: list[TimedArm], shape: dict, m: int, lost: dict[str, str]
+) -> dict[str, list[CheckResult]]:
+    """Run the correctness gate of every arm. A peer that raises, here or in a rehearsal of its legs, goes to `lost`."""
+    found = {}
+    for arm in arms:
+        try:
+            found[arm.name] = arm.arm.check(0, "before")
+            if arm.foreign and all(c.passed for c in found[arm.name]):
+                rehearse(bench, arm, shape, m)
+        except Exception as error:
+            if not arm.foreign:
+                raise
+            found.pop(arm.name, None)
+            lost[arm.name] = f"{type(error).__name__}: {error}"[:300]
+    return found
+
+
+def rehearse(bench: Bench, arm: TimedArm, shape: dict, m: int) -> None:
+    """One thrown-away leg of every regime: what cannot be captured must not be met in the middle of a block."""
+    nodes = min_nodes(bench.protocol, m)
+    for regime in regimes_at(bench.protocol, shape["name"]):
+        if arm.takes_part(bench.protocol, shape["name"], m, regime):
+            if regime != LOOPED:
+                arm.capture(bench.timer, regime, nodes)
+            arm.leg(bench.timer, regime, nodes)
+    arm.graphs.clear()
+
+
+def check_after(arms: list[TimedArm]) -> dict[str, list[CheckResult]]:
+    """Run the gate again on what the last timed call left (A/A duplicates share their original's)."""
+    found = {}
+    for arm in arms:
+        if arm.original:
+            try:
+                found[arm.name] = arm.arm.check(arm.last_copy, "after")
+            except Exception as error:
+                if not arm.foreign:
+                    raise
+                words = f"{type(error).__name__}: {error}"[:300]
+                found[arm.name] = [CheckResult("recheck_after", False, float("inf"), 1.0, words)]
+    return found
+
+
+def failures(checks: Iterable[CheckRow]) -> list[str]:
+    """Failed checks in words, each once."""
+    return sorted({f"{c.kernel}/{c.format} {c.shape} {c.name}" for c in checks if not c.passed})
 
 
 def measure_point(
-    bench: Bench, arms: list[Arm], shape: dict, m: int, rows: list
+    bench: Bench,
+    arms: list[Arm],
+    shape: dict,
+    m: int,
+    rows: list,
+    lost: dict[str, str] | None = None,
 ) -> tuple[list, list, pd.DataFrame]:
-    """Gate, time and gate again the arms of a point. Returns cell rows, check rows and samples."""
+    """Gate, time and gate again the arms of a point. Returns cell rows, check rows and samples.
+
+    A peer that raises before its first leg is put into `lost` with its reason, and the point goes on without it.
+    """
     timed = [TimedArm(arm, f"{arm.kernel}/{arm.format}") for arm in arms]
-    before = check_arms(timed, "before")
+    before = check_before(bench, timed, shape, m, {} if lost is None else lost)
+    timed = [a for a in timed if a.name in before]
     passing = [a for a in timed if all(c.passed for c in before[a.name])]
-    twins = [a for a in passing if a.arm.kernel == bench.protocol["a_a_kernel"]]
+    twins = [a for a in passing if a.arm.kernel in twin_kernels(bench.protocol)]
     passing += [TimedArm(a.arm, a.name + DUPLICATE_SUFFIX) for a in twins]
     legs = time_point(bench, passing, shape, m, rows) if passing else []
-    after = check_arms(passing, "after")
+    after = check_after(passing)
 
     place = {"shape": shape["name"], "N": shape["N"], "K": shape["K"], "M": m}
     checks, good = [], set()
@@ -195,7 +270,6 @@ def measure_point(
         ]
         if all(result.passed for result in results):
             good.add(arm.name)
-    regimes = (bench.protocol["regimes"]["headline"], *bench.protocol["regimes"]["secondary"])
     cells = [
         CellRow(
             kernel=arm.arm.kernel,
@@ -204,14 +278,20 @@ def measure_point(
             **place,
             regime=regime,
             weight_bytes=arm.arm.weight_bytes,
-            correctness="passed" if arm.name in good else "failed",
+            correctness=_correctness(arm, arm.name in good),
             tuning=Tuning(**arm.arm.tuning) if arm.arm.tuning else None,
         )
         for arm in timed
-        for regime in regimes
-        if arm.name not in good or any(x["regime"] == regime and x["arm"] == arm.name for x in legs)
+        for regime in regimes_at(bench.protocol, shape["name"])
+        if arm.takes_part(bench.protocol, shape["name"], m, regime)
     ]
     return cells, checks, sample_frame(legs, timed, good, place)
+
+
+def _correctness(arm: TimedArm, good: bool) -> str:
+    if not good:
+        return "failed"
+    return INVALID_BY_DESIGN if arm.wrong else "passed"
 
 
 def sample_frame(
@@ -230,11 +310,6 @@ def sample_frame(
     frame = pd.DataFrame(rows, columns=SAMPLES_SCHEMA.names)
     # An arm that failed its recheck leaves gaps: places in a block stay those of the run.
     return frame
-
-
-def shuffled(items: list, seed: int) -> list:
-    """Items in a seeded random order, so that drift does not follow shape or M."""
-    return [items[i] for i in np.random.default_rng(seed).permutation(len(items))]
 
 
 @dataclass
@@ -315,7 +390,7 @@ def header(
     rung: str, kind: str, repo: Path, bench: Bench, builds: list[dict], measured_source: dict
 ) -> dict[str, Any]:
     """The identity of a campaign: device, software, source, protocol, cubins."""
-    protocol_bytes = (repo / "prereg" / "protocol.json").read_bytes()
+    protocol_bytes = (repo / file_of(rung)).read_bytes()
     manifest_lines = [
         x for x in (repo / "prereg" / "manifest.jsonl").read_bytes().split(b"\n") if x
     ]
@@ -350,7 +425,7 @@ def run_campaign(
         repo
     )  # hashes every source file, so it goes before the firewall
     forbid_predictions()
-    protocol = json.loads((repo / "prereg" / "protocol.json").read_text(encoding="utf-8"))
+    protocol = json.loads((repo / file_of(rung)).read_text(encoding="utf-8"))
     frozen = json.loads((repo / "prereg" / "shapes.json").read_text(encoding="utf-8"))
     seed = int(protocol["seed"])
     bench = Bench.open(protocol, cubin_dir, seed)
@@ -370,7 +445,7 @@ def run_campaign(
     with PartialCampaign.open(root, identity) as partial:
         telemetry = device.Telemetry(protocol["telemetry"]["period_ms"])
         with telemetry:
-            _check_occupancy(bench, partial, builds, log)
+            check_occupancy(bench, partial, builds, log)
             _measure_all(bench, partial, shapes, ms, telemetry, log)
             if selection.with_counters and not partial.counters:
                 with partial.attempt("counters") as attempt:
@@ -383,7 +458,7 @@ def run_campaign(
     return folder
 
 
-def _check_occupancy(
+def check_occupancy(
     bench: Bench, partial: PartialCampaign, builds: list[BuildRecord], log: Callable
 ) -> None:
     """Hold the computed occupancy against the driver's answer; a difference is a failed attempt in the record."""
@@ -426,7 +501,7 @@ def _measure_all(
     if PROBES not in partial.finished:
         with partial.attempt(PROBES) as attempt:
             checks = probe_checks(bench.modules.folder / "reference.cubin")
-            if wrong := [f"{c.format} {c.shape} {c.name}" for c in checks if not c.passed]:
+            if wrong := failures(checks):
                 attempt.failed("; ".join(wrong))
             partial.append_point(PROBES, [], checks)
         log(f"reference kernel: {len(checks)} structured probes on the device, {len(wrong)} failed")
@@ -454,8 +529,7 @@ def _measure_all(
                 cells, checks, samples = measure_point(bench, arms, shape, m, telemetry.rows)
                 more_cells, more_checks = reference_point(bench, operands, arms, shape, m)
                 cells, checks = cells + more_cells, checks + more_checks
-                failed = sorted({f"{c.kernel}/{c.format} {c.name}" for c in checks if not c.passed})
-                if failed:
+                if failed := failures(checks):
                     attempt.failed("; ".join(failed))
                 window = pd.DataFrame(telemetry.rows[mark:], columns=TELEMETRY_SCHEMA.names)
                 partial.append_point(f"{shape['name']}/M{m}", cells, checks, samples, window)
@@ -483,7 +557,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     repo = Path.cwd()
     out = repo / ".work" / "pilot"
-    built = [build.compile_cubin(s, "sm_90a", out) for s in build.load_sources().values()]
+    sources = [s for s in build.load_sources().values() if s.role != "testbed"]
+    built = [build.compile_cubin(source, "sm_90a", out) for source in sources]
     selection = Selection(
         tuple(options.shapes) if options.shapes else None,
         tuple(options.ms) if options.ms else None,

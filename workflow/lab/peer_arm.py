@@ -175,13 +175,18 @@ def make_arm(
     stream: Any,
     protocol: dict[str, Any],
     budget: int = BUDGET,
+    x64: Any = None,
 ) -> PeerArm:
-    """An arm with the activations that the peer asks for (`lab.operands.make_activations`) and its own output."""
+    """An arm with the activations that the peer asks for (`lab.operands.make_activations`) and its own output.
+
+    x64: those activations in float64 where they are decoded already.
+    """
     import cupy as cp
 
     x = x_fp8 if peer.activations == "fp8" else x_bf16
+    x64 = decode_activations(x) if x64 is None else x64
     y = cp.empty((int(x.shape[0]), weights.n), dtype=cp.uint16)
-    return PeerArm(peer, handle, weights, x, decode_activations(x), y, stream, protocol, budget)
+    return PeerArm(peer, handle, weights, x, x64, y, stream, protocol, budget)
 
 
 def missing_rows(

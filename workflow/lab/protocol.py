@@ -1,6 +1,7 @@
-"""What the frozen protocol prescribes at a point: seeds, numbers of blocks, their extension, and which legs drop.
+"""What the frozen protocol prescribes at a point: seeds, regimes, blocks, their extension, and which legs drop.
 
 Measuring follows it and the audit holds campaigns against it, so both take it from here; nothing here touches a device.
+R1 has a protocol of its own: what only it says (`min_nodes_large_m`, `secondary_arms`, regimes of a point) is optional.
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ from lab import device, statistics
 from lab.timing import nodes_for
 
 SLOPE = "slope_not_positive"
+#: Protocol of a rung, from the repository's root.
+FILE = "prereg/protocol.json"
+OWN_FILES = {"R1": "prereg/protocol_r1.json"}
+
+
+def file_of(rung: str) -> str:
+    """The protocol that a rung is measured by, from the repository's root."""
+    return OWN_FILES.get(rung, FILE)
 
 
 def point_seed(protocol: Mapping[str, Any], *parts: Any) -> int:
@@ -24,18 +33,68 @@ def point_seed(protocol: Mapping[str, Any], *parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
+def shuffled(items: Sequence[Any], seed: int) -> list[Any]:
+    """Items in a seeded random order, so that drift does not follow shape or M."""
+    return [items[i] for i in np.random.default_rng(seed).permutation(len(items))]
+
+
 def is_large(protocol: Mapping[str, Any], m: int) -> bool:
     """Whether a point has many rows: fewer blocks, and no sanity floor in the secondary regimes."""
     return m >= protocol["blocks"]["large_from_m"]
 
 
+def min_nodes(protocol: Mapping[str, Any], m: int) -> int:
+    """Calls of the short replay, or of a loop, at least: fewer at large M where the protocol says so."""
+    graph = protocol["graph"]
+    return (
+        graph.get("min_nodes_large_m", graph["min_nodes"])
+        if is_large(protocol, m)
+        else graph["min_nodes"]
+    )
+
+
+def twin_kernels(protocol: Mapping[str, Any]) -> tuple[str, ...]:
+    """Kernels that run beside an exact copy of themselves (A/A) in the headline regime."""
+    return tuple(protocol.get("a_a_kernels") or [protocol["a_a_kernel"]])
+
+
+def regimes_at(protocol: Mapping[str, Any], shape: str) -> tuple[str, ...]:
+    """Regimes of a shape's points in the order they are taken, the headline first."""
+    regimes = protocol["regimes"]
+    own = regimes.get("of_points", {}).get(shape, {"regimes": []})["regimes"]
+    return (regimes["headline"], *regimes["secondary"], *own)
+
+
+def takes_part(
+    protocol: Mapping[str, Any], arm: tuple[str, str], wrong: bool, shape: str, m: int, regime: str
+) -> bool:
+    """Whether an arm (kernel, role) is timed in a regime at a point; `wrong`: it is wrong by design."""
+    kernel, role = arm
+    regimes = protocol["regimes"]
+    if regime == regimes["headline"]:
+        return True
+    if wrong:
+        return False
+    if regime in regimes["secondary"]:
+        if chosen := regimes.get("secondary_arms"):
+            return role in chosen["roles"] or kernel in chosen["kernels"]
+        return not (is_large(protocol, m) and role == "sanity_floor")
+    own = regimes.get("of_points", {}).get(shape)
+    return own is not None and regime in own["regimes"] and kernel in own["kernels"]
+
+
 def planned_blocks(protocol: Mapping[str, Any], m: int, regime: str) -> int:
     """Blocks of a point in a regime before any extension. KeyError for a regime that the protocol does not have."""
     frozen, regimes = protocol["blocks"], protocol["regimes"]
+    large = is_large(protocol, m)
     if regime == regimes["headline"]:
-        return frozen["large_m"] if is_large(protocol, m) else frozen["small_m"]
+        return frozen["large_m"] if large else frozen["small_m"]
     if regime in regimes["secondary"]:
-        return frozen["secondary"]
+        return (
+            frozen.get("secondary_large_m", frozen["secondary"]) if large else frozen["secondary"]
+        )
+    if any(regime in own["regimes"] for own in regimes.get("of_points", {}).values()):
+        return frozen["of_points"]
     raise KeyError(regime)
 
 
@@ -43,7 +102,7 @@ def tuning_nodes(protocol: Mapping[str, Any], m: int, copies: int) -> int:
     """Graph nodes with which a candidate is timed while tuning: few at large M, where a call is long."""
     if is_large(protocol, m):
         return protocol["cublaslt"]["tuning_nodes_large_m"]
-    return nodes_for(copies, protocol["graph"]["min_nodes"])
+    return nodes_for(copies, min_nodes(protocol, m))
 
 
 def block_order(

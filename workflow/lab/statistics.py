@@ -167,10 +167,51 @@ def from_interval(value: float, low: float, high: float, n: int | None, log: boo
     """
     if not low <= value <= high:
         raise ValueError(f"interval [{low}, {high}] does not hold the value {value}")
-    df = n - 1 if n is not None and n > 1 else math.inf
     scale = math.log if log else float
-    half = (scale(high) - scale(low)) / 2
-    return Estimate(scale(value), half / float(stats.t.isf(ALPHA / 2, df)), df, log)
+    return _from_half(scale(value), (scale(high) - scale(low)) / 2, n, log)
+
+
+def _from_half(mean: float, half: float, n: int | None, log: bool) -> Estimate:
+    """The estimate of `n` values whose 95% interval is mean +- half, on its scale."""
+    df = n - 1 if n is not None and n > 1 else math.inf
+    return Estimate(mean, half / float(stats.t.isf(ALPHA / 2, df)), df, log)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A number whose 95% interval was recorded with ends of its own, not equally far from it.
+
+    Each side is a t distribution of its own, so that the interval at 95% has the recorded ends exactly, whatever their
+    distances from the value; at another level each distance is scaled as that of a t interval.
+    """
+
+    lower: Estimate
+    upper: Estimate
+
+    @classmethod
+    def of(cls, value: float, low: float, high: float, n: int | None, log: bool) -> Recorded:
+        """From a recorded value and interval; see `from_interval` for `n`."""
+        if not low <= value <= high:
+            raise ValueError(f"interval [{low}, {high}] does not hold the value {value}")
+        scale = math.log if log else float
+        ends = []
+        for end in (low, high):
+            half = abs(scale(end) - scale(value))
+            ends.append(_from_half(scale(value), half, n, log))
+        return cls(*ends)
+
+    @property
+    def value(self) -> float:
+        """Point estimate."""
+        return self.lower.value
+
+    def interval(self, alpha: float = ALPHA) -> Interval:
+        """Interval of confidence 1 - alpha, its ends scaled one by one."""
+        return Interval(self.lower.bound(alpha / 2, -1), self.upper.bound(alpha / 2, +1))
+
+    def p_value(self, threshold: float) -> float:
+        """Two-sided p-value, by the side on which the threshold lies."""
+        return (self.lower if threshold < self.value else self.upper).p_value(threshold)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Read in its sources: `humming/transform.py` (prepare_and_transform_humming_tenso
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +164,30 @@ def compiled(handle: Handle, m: int, budget: int) -> list[tuple[str, Any, dict]]
                 raise
             handle.refused.append(f"{words(*one)}: {type(error).__name__} {error}"[:300])
     return found
+
+
+def warm(work: Sequence[tuple[Handle, Sequence[int]]], budget: int) -> None:
+    """Compile the configurations of all handles and rows in one parallel pass (KernelRuntime.compile_many).
+
+    humming keeps a compiled kernel by its configuration, so `bind` finds it. A configuration that does not compile ends
+    the pass: `bind` then compiles one by one, and notes what it refuses.
+    """
+    import torch
+    from humming.kernel.humming import HummingKernel
+
+    wanted: dict[str, tuple[Any, dict]] = {}
+    for handle, rows in work:
+        device = handle.tensors[0]["weight"].device
+        for m in rows:
+            for compute, tuning in configurations(handle, m, budget):
+                layer, _, one = HummingKernel._resolve_configs(
+                    handle.config.to_str(), "{}", json.dumps(compute | tuning), device
+                )
+                config = layer | one
+                config.pop("num_sms", None)
+                wanted[json.dumps(config, sort_keys=True, default=str)] = (HummingKernel, config)
+    if wanted:
+        HummingKernel.compile_many(list(wanted.values()), torch.cuda.current_device())
 
 
 def _compile(handle: Handle, wanted: list[tuple[dict, dict]]) -> Any:

@@ -20,6 +20,10 @@ from qgemm_mx.formats import FORMATS
 #: scale, `lab.operands.FP8_ACTIVATION_SCALE`.
 ACTIVATIONS = ("bf16", "fp8")
 
+#: A name that an adaptor may have beside those of `Peer`: `warm(work, budget)` compiles ahead, and in parallel, what
+#: `bind` would compile for each (handle, rows of X) of `work`. It may raise: `bind` then says what does not compile.
+WARM = "warm"
+
 #: How a candidate adds up its products: the correctness gate takes `eps_acc_<this>` of the protocol.
 ACCUMULATIONS = ("fp32", "fp8_fast")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.operands import WeightCopies
 from lab.peers import _humming
-from lab.peers._humming import available, describe, unsupported
+from lab.peers._humming import available, describe, unsupported, warm
 from lab.peers._interface import Candidate
 
 NAME = "peer/humming_bf16"
@@ -27,4 +27,5 @@ def bind(handle: _humming.Handle, x: Any, y: Any, stream: Any, budget: int) -> l
 
 __all__ = [
     "NAME", "activations", "available", "bind", "describe", "formats", "prepare", "requires", "unsupported",
+    "warm",
 ]  # fmt: skip

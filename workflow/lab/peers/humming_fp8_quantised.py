@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.peers import _humming
-from lab.peers._humming import available, describe, unsupported
+from lab.peers._humming import available, describe, unsupported, warm
 from lab.peers._interface import Candidate
 from lab.peers.humming_fp8 import formats, prepare
 
@@ -21,4 +21,5 @@ def bind(handle: _humming.Handle, x: Any, y: Any, stream: Any, budget: int) -> l
 
 __all__ = [
     "NAME", "activations", "available", "bind", "describe", "formats", "prepare", "requires", "unsupported",
+    "warm",
 ]  # fmt: skip
