@@ -60,11 +60,15 @@ def take(repo: Path, cubin_dir: Path, log: Callable[[str], None]) -> Found:
         return Found(refused=f"ncu took over {TIMEOUT_S} s")
     if done.returncode:
         return Found(refused=f"ncu: exit {done.returncode}: {(done.stdout + done.stderr)[-400:]}")
-    version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout
-    tool = f"ncu {version.strip().splitlines()[-1]}; --clock-control none --cache-control none"
     return parse(
-        done.stdout, json.loads((repo / "prereg" / "shapes.json").read_text())["shapes"], tool
+        done.stdout, json.loads((repo / "prereg" / "shapes.json").read_text())["shapes"], tool(ncu)
     )
+
+
+def tool(ncu: str) -> str:
+    """Name and version of the profiler, with the settings that leave the device alone."""
+    version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout
+    return f"ncu {version.strip().splitlines()[-1]}; --clock-control none --cache-control none"
 
 
 def parse(text: str, shapes: list[dict[str, Any]], tool: str) -> Found:
@@ -74,17 +78,9 @@ def parse(text: str, shapes: list[dict[str, Any]], tool: str) -> Found:
     """
     from qgemm_mx.formats import weight_bytes
 
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    table = list(csv.DictReader(lines))[1:]  # the first row holds units
-    units = dict(next(iter(csv.DictReader(lines)), {}))
-    if missing := [m for m in METRICS if not table or m not in table[0]]:
+    units, groups = read_groups(text)
+    if missing := [m for m in METRICS if m not in units]:
         return Found(refused=f"ncu did not report {', '.join(missing)}")
-    groups: list[list[dict[str, str]]] = [[]]
-    for row in table:
-        if row["Kernel Name"].split("(")[0] == MARKER:
-            groups.append([])
-        else:
-            groups[-1].append(row)
     groups = [g for g in groups if g]
     if len(groups) != len(CASES):
         return Found(refused=f"ncu reported {len(groups)} cases, not {len(CASES)}")
@@ -119,6 +115,23 @@ def parse(text: str, shapes: list[dict[str, Any]], tool: str) -> Found:
     return Found(rows)
 
 
+def read_groups(text: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]:
+    """ncu's CSV: unit of each column, and the rows of kernels, split at every marker.
+
+    A group ends with its marker, so the last one, behind the last marker, is empty unless the program ended early.
+    ({}, [[]]) where ncu printed no table.
+    """
+    table = csv.DictReader(line for line in text.splitlines() if line.startswith('"'))
+    units = dict(next(table, {}))  # the first row holds units
+    groups: list[list[dict[str, str]]] = [[]]
+    for row in table:
+        if row["Kernel Name"].split("(")[0] == MARKER:
+            groups.append([])
+        else:
+            groups[-1].append(row)
+    return units, groups
+
+
 def scaled(text: str, unit: str) -> float:
     """A value of ncu's CSV in bytes or nanoseconds."""
     factors = {
@@ -130,8 +143,6 @@ def scaled(text: str, unit: str) -> float:
 
 def main(arguments: list[str]) -> int:
     """The profiled program: after a full rotation, `PROFILED_CALLS` calls of each case, cases separated by a marker."""
-    import cupy as cp
-
     from lab.arms import CublasLtArm, tune_stream
     from lab.bench import Bench, forbid_predictions
     from lab.operands import decode_activations, make_activations, make_weights
@@ -144,7 +155,6 @@ def main(arguments: list[str]) -> int:
         s["name"]: s for s in json.loads((repo / "prereg" / "shapes.json").read_text())["shapes"]
     }
     bench = Bench.open(protocol, cubin_dir, protocol["seed"])
-    marker = bench.modules["harness"].kernel(MARKER)
     for shape_name, kernel, fmt in CASES:
         n, k = shapes[shape_name]["N"], shapes[shape_name]["K"]
         weights = make_weights(
@@ -162,17 +172,24 @@ def main(arguments: list[str]) -> int:
             x = make_activations(bench.random, 1, k)[fmt == "fp8_e4m3"]
             arm = CublasLtArm(weights, x, decode_activations(x), bench.lt, bench.stream, protocol)
             arm.tune(bench.timer)
-        calls = [c % arm.copies for c in range(arm.copies + PROFILED_CALLS)]
-        for copy in calls[: arm.copies]:
-            arm.launch(copy)
+        profile(bench, arm.launch, arm.copies, PROFILED_CALLS)
+    return 0
+
+
+def profile(bench: Any, launch: Callable[[int], None], copies: int, calls: int) -> None:
+    """A full rotation, then `calls` calls and the marker under the profiler. calls=0: the marker alone."""
+    import cupy as cp
+
+    with bench.stream:
+        for copy in range(copies if calls else 0):
+            launch(copy)
         bench.stream.synchronize()
         cp.cuda.profiler.start()
-        for copy in calls[arm.copies :]:
-            arm.launch(copy)
-        marker((1,), (32,), ())
+        for call in range(calls):
+            launch(call % copies)
+        bench.modules["harness"].kernel(MARKER)((1,), (32,), ())
         bench.stream.synchronize()
         cp.cuda.profiler.stop()
-    return 0
 
 
 if __name__ == "__main__":
