@@ -2,6 +2,7 @@
 # Targets: report (default), audit, build, all, r0_instrument, r1_decomposition, r2_kernel, r3_moe_dsl,
 #          pack_campaign, import_campaign, accuracy, readme.   The README says what each does.
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -38,9 +39,16 @@ if isinstance(config["architectures"], str):
 
 with one_sentence(select.SelectError):
     select.check_settings(config, files.read_json(REPO / "workflow/schemas/config.schema.json"))
-    R0 = select.plan(config, REPO)
+    # Only the rung that the command line asks for is measured. Jobs in processes of their own do not see that line.
+    if workflow.is_main_process:
+        os.environ[select.ASKED_VARIABLE] = select.asked_rung(sys.argv[1:])
+    ASKED = os.environ.get(select.ASKED_VARIABLE, "R0")
+    PLANS = select.plans(config, REPO, ASKED)
+R0, R1 = PLANS["R0"], PLANS["R1"]
 if workflow.is_main_process:
-    print(R0.say, file=sys.stderr)
+    for rung, plan in PLANS.items():
+        if rung in ("R0", ASKED) or plan.action != "nothing":
+            print(plan.say, file=sys.stderr)
     for folder in select.unreadable(REPO):
         print(f"{folder} cannot be read and is left out: see the audit", file=sys.stderr)
 
@@ -98,6 +106,7 @@ rule r0_instrument:
 rule r1_decomposition:
     input:
         measured_rung("R1"),
+        rules.report.output,
 
 
 rule r2_kernel:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-TABLES = ("cells.csv", "verdicts.csv")
+TABLES = (
+    "cells.csv", "verdicts.csv", "r1_causes.csv", "r1_experiments.csv", "r1_interactions.csv", "r1_production.csv",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

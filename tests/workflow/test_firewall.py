@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-MEASURING = ("build_cubins", "check_sass", "occupancy", "measure_r0", "select_r0", "accuracy")
+MEASURING = (
+    "build_cubins", "build_testbed", "check_sass", "occupancy", "measure_r0", "select_r0", "measure_r1",
+    "select_r1", "accuracy",
+)  # fmt: skip
 JUDGING = {
     "lab.claims", "lab.registry", "lab.verdicts", "lab.cost_model", "lab.predictions", "lab.scores",
     "lab.audit", "lab.judgement", "lab.report", "lab.readme",
@@ -90,6 +93,9 @@ def test_no_measuring_script_reaches_a_prediction(repository: Path) -> None:
 
 def test_the_closure_is_followed(repository: Path) -> None:
     assert {"lab.measure", "lab.arms", "lab.records"} <= set(reached(repository, "measure_r0"))
+    assert {"lab.testbed", "lab.peer_arm", "lab.counters_r1"} <= set(
+        reached(repository, "measure_r1")
+    )
     assert {"lab.audit", "lab.claims", "lab.registry"} <= set(reached(repository, "verdicts"))
 
 
@@ -113,7 +119,7 @@ def test_a_breach_is_seen(repository: Path, tmp_path: Path, file: str, line: str
 def test_cuda_bindings_are_imported_at_the_device_edge_alone(repository: Path) -> None:
     edge = {
         "device", "timing", "bench", "arms", "fp4_arms", "peer_arm", "measure", "launch", "cublaslt",
-        "operands", "constants", "counters",
+        "operands", "constants", "counters", "testbed", "measure_r1", "counters_r1",
     }  # fmt: skip
     for path in [*repository.glob("workflow/**/*.py"), *repository.glob("kernels/**/*.py")]:
         gpu = {

@@ -61,6 +61,46 @@ def run_campaign(rung, repo, cubin_dir, builds, log):
 """
 
 
+HARNESS_R1 = """
+import datetime
+import sys
+
+
+class Unfinished(RuntimeError):
+    pass
+
+
+def run_campaign_r1(repo, cubin_dir, builds, log, minutes):
+    assert minutes == 9 and (cubin_dir / "stream_read.cubin").is_file()
+    assert (cubin_dir / "testbed_made_up.cubin").is_file() and {b.architecture for b in builds} == {"sm_90a"}
+    assert {"stream_read", "testbed_made_up"} <= {b.name for b in builds}
+    if not (repo / "piece").exists():
+        (repo / "piece").touch()
+        raise Unfinished("88 points of R1 are left: the same command goes on")
+    sys.path.insert(0, str(repo / "tests" / "lab"))
+    import recorded
+    from lab import select
+
+    base = recorded.header()
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    device = base["device"] | {"name": "NVIDIA H200", "uuid": "GPU-made-up"}
+    source = base["source"] | {"kernels_digest": select.kernels_digest(repo)}
+    cubins = [b.campaign_row() for b in builds]
+    return recorded.campaign(repo, rung="R1", device=device, source=source, created_utc=now, cubins=cubins)
+"""
+TESTBED = """
+extern "C" __global__ void __launch_bounds__(32) testbed_made_up(int* out) { out[threadIdx.x] = 1; }
+"""
+SIDECAR = {
+    "name": "testbed_made_up",
+    "role": "testbed",
+    "description": "made up",
+    "architectures": ["sm_90a"],
+    "threads": {"testbed_made_up": 32},
+    "sass": {"sm_90a": {"require": ["STG"], "forbid": ["LDL"]}},
+}
+
+
 @dataclass(frozen=True)
 class GpuMachine:
     """A checkout on a machine that says it has an H200."""
@@ -161,6 +201,56 @@ def test_a_failure_of_the_harness_is_one_sentence_and_records_nothing(machine: G
     assert "RuntimeError: the device fell off the bus" in done.stderr
     assert "Traceback" in (machine.checkout.root / ".work/logs/measure_r0.log").read_text()
     assert machine.campaigns() == before
+
+
+@pytest.fixture(scope="module")
+def r1_machine(machine: GpuMachine) -> GpuMachine:
+    """The same with a small testbed and a made-up harness of R1."""
+    root = machine.checkout.root
+    (root / "workflow" / "lab" / "measure_r1.py").write_text(HARNESS_R1)
+    cuda = root / "kernels" / "qgemm_mx" / "cuda"
+    for path in (*cuda.glob("testbed*.cu"), *cuda.glob("testbed*.json")):
+        path.unlink()
+    (cuda / "testbed_made_up.cu").write_text(TESTBED)
+    (cuda / "testbed_made_up.json").write_text(json.dumps(SIDECAR))
+    return machine
+
+
+POINTER = ".work/r1/campaign.json"
+
+
+def test_r1_is_measured_when_its_target_asks_and_r0_is_not(r1_machine: GpuMachine) -> None:
+    done = r1_machine.run("-n", "r1_decomposition")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rule in ("build_testbed", "measure_r1", "select_r0", "report"):
+        assert rule in done.stdout
+    assert "measure_r0" not in done.stdout and "R1: measuring a new campaign" in done.stderr
+    plain = r1_machine.run("-n")
+    for rule in ("build_testbed", "measure_r1", "select_r1"):
+        assert rule not in plain.stdout
+    assert "R1: " not in plain.stderr
+
+
+def test_r1_is_taken_in_pieces_by_one_command_and_then_replayed(r1_machine: GpuMachine) -> None:
+    root, before = r1_machine.checkout.root, r1_machine.campaigns()
+    command = (POINTER, "reports/cells.csv", "--config", "minutes=9")
+    first = r1_machine.run(*command)
+    assert first.returncode == 1 and r1_machine.campaigns() == before
+    assert "Unfinished: 88 points of R1 are left: the same command goes on" in first.stderr
+    assert not (root / POINTER).exists()
+
+    second = r1_machine.run(*command)
+    assert second.returncode == 0, second.stdout + second.stderr
+    (mine,) = r1_machine.campaigns() - before
+    assert json.loads((root / POINTER).read_text()) == {"campaign": mine} and mine.startswith("r1-")
+    shown = set(pd.read_csv(root / "reports" / "cells.csv")["campaign"])
+    assert mine in shown and len(shown) == 2
+
+    third = r1_machine.run(*command)
+    assert third.returncode == 0 and f"R1: replaying {mine}" in third.stderr
+    builds = json.loads((root / ".work/build/builds.json").read_text())
+    assert "testbed_made_up" not in {b["name"] for b in builds}  # the report's tables leave it out
+    assert r1_machine.campaigns() == before | {mine}
 
 
 def test_without_the_gpu_packages_it_replays_and_says_what_to_install(

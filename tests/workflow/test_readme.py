@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from lab import cells, files, readme, select
+from lab import analysis_r1, cells, files, readme, select
 from lab import verdicts as judged
 
 
@@ -19,7 +19,11 @@ def test_the_committed_readme_is_current(repository: Path) -> None:
     tables = repository / "reports"
     if not (tables / "cells.csv").exists():
         pytest.skip("no report is committed yet")
-    blocks = readme.blocks(cells.read(tables / "cells.csv"), pd.read_csv(tables / "verdicts.csv"))
+    blocks = readme.blocks(
+        cells.read(tables / "cells.csv"),
+        pd.read_csv(tables / "verdicts.csv"),
+        readme.r1_tables(tables),
+    )
     text = (repository / "README.md").read_text()
     assert readme.fill(text, blocks) == text, "run: snakemake --cores 1 readme"
 
@@ -93,7 +97,11 @@ def test_rules_that_the_readme_says_have_no_benchmark_have_none(repository: Path
 
 @pytest.mark.parametrize(
     ("table", "columns"),
-    [("cells.csv", cells.COLUMNS), ("verdicts.csv", judged.COLUMNS)],
+    [
+        ("cells.csv", cells.COLUMNS),
+        ("verdicts.csv", judged.COLUMNS),
+        *((f"{name}.csv", tuple(t)) for name, t in analysis_r1.empty_tables().items()),
+    ],
 )
 def test_the_data_dictionary_has_a_row_for_each_column(
     repository: Path, table: str, columns: tuple[str, ...]
@@ -161,7 +169,8 @@ def test_the_bad_baseline_is_called_so_until_there_is_a_kernel() -> None:
 def timed(
     kernel: str, fmt: str, *times: float, m: int = 1, regime: str = "cold_graph"
 ) -> list[dict]:
-    known = {"campaign": "c", "kernel": kernel, "format": fmt, "M": m, "regime": regime}
+    known = {"campaign": "c", "rung": "R0", "kernel": kernel, "format": fmt, "M": m}
+    known |= {"regime": regime, "N": 1, "K": 1}
     return [known | {"shape": f"s{i}", "time_us": time} for i, time in enumerate(times)]
 
 
@@ -200,9 +209,10 @@ def test_markers_that_do_not_match_are_refused(text: str) -> None:
 
 def test_update_writes_only_when_something_changed(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    names = ("rungs", "prize", "headline")
+    names = ("rungs", "prize", "headline", "throughput")
     path.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
     tables = {"cells": synthetic.cells(ms=[1]), "verdicts": synthetic.verdicts()}
+    tables["r1"] = analysis_r1.empty_tables()
     assert readme.update(path, **tables)
     assert not readme.update(path, **tables)
 

@@ -10,7 +10,13 @@ import pytest
 from lab import seal, select
 from lab.select import Machine, Plan, SelectError, plan
 
-CONFIG = {"measure": "auto", "campaign": None, "archive": None, "architectures": ["sm_90a"]}
+CONFIG = {
+    "measure": "auto",
+    "campaign": None,
+    "archive": None,
+    "architectures": ["sm_90a"],
+    "minutes": None,
+}
 NO_GPU = Machine(None)
 H200 = Machine("GPU-1", (9, 0))
 BARE_H200 = Machine("GPU-1", (9, 0), ("cupy", "cuda.bindings"))
@@ -172,6 +178,47 @@ def test_always_and_a_campaign_contradict_each_other(repo: Path) -> None:
         decide(repo, H200, campaign=record(repo, 3), measure="always")
 
 
+def test_only_the_rung_asked_for_is_measured(repo: Path) -> None:
+    """Another device and other kernels: R0 would be measured, were it not for the target of R1."""
+    old = record(repo, 3, uuid="GPU-9")
+    first = select.plans(CONFIG, repo, "R0", H200)
+    assert (first["R0"].action, first["R1"].action) == ("measure", "nothing")
+    second = select.plans(CONFIG, repo, "R1", H200)
+    assert (second["R0"].action, second["R0"].campaign) == ("replay", old)
+    assert (second["R1"].action, second["R1"].architecture) == ("measure", "sm_90a")
+    assert "r0_instrument" in second["R0"].say and "R1: measuring" in second["R1"].say
+    assert {r: p.action for r, p in select.plans(CONFIG, repo, "R1", NO_GPU).items()} == {
+        "R0": "replay", "R1": "nothing",
+    }  # fmt: skip
+
+
+def test_a_recorded_r1_campaign_is_replayed_whatever_is_asked(repo: Path) -> None:
+    mine = record(repo, 4, rung="R1")
+    for asked in select.MEASURED:
+        assert select.plans(CONFIG, repo, asked, NO_GPU)["R1"].campaign == mine
+    always = CONFIG | {"measure": "always"}
+    assert select.plans(always, repo, "R0", H200)["R1"].campaign == mine
+    assert select.plans(always, repo, "R1", H200)["R1"].action == "measure"
+    newer = record(repo, 5, rung="R1")
+    assert select.plans(CONFIG | {"campaign": mine}, repo, "R0", NO_GPU)["R1"].campaign == mine
+    assert select.plans(CONFIG, repo, "R0", NO_GPU)["R1"].campaign == newer
+
+
+@pytest.mark.parametrize(
+    ("line", "rung"),
+    [
+        ("-n --cores 2", "R0"),
+        ("--cores 1 r1_decomposition", "R1"),
+        ("-n .work/r1/campaign.json --config minutes=9", "R1"),
+        ("--force measure_r1", "R1"),
+        ("r0_instrument", "R0"),
+        ("audit", "R0"),
+    ],
+)
+def test_a_command_line_asks_for_a_rung(line: str, rung: str) -> None:
+    assert select.asked_rung(line.split()) == rung
+
+
 def test_deciding_imports_no_cuda_binding(repo: Path) -> None:
     import subprocess
     import sys
@@ -224,6 +271,7 @@ def test_the_archive_to_import_has_to_be_there(tmp_path: Path) -> None:
         ({"measure": "sometimes"}, "measure=sometimes: 'sometimes' is not one of"),
         ({"meassure": "never"}, "meassure is not a setting; settings are measure, campaign"),
         ({"campaign": "r0"}, "campaign=r0: "),
+        ({"minutes": 0}, "minutes=0: 0 is less than or equal to the minimum"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(repository: Path, change: dict, words: str) -> None:

@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lab import analysis_r1
+from lab.experiments_r1 import CAUSE, EXTRA_SHAPE
 from lab.files import write_text
+from lab.production import PRODUCTION
 from lab.rungs import RUNGS
 from qgemm_mx.formats import bytes_per_weight
 
@@ -21,6 +24,7 @@ HEADLINE_REGIME = "cold_graph"
 NO_CAMPAIGN = "No campaign has been recorded yet."
 FLOOR = "stream_read"
 CUBLASLT = {"bf16": "cublaslt_bf16", "fp8_e4m3": "cublaslt_fp8"}
+SHOWN_M = (1, 4, 16, 64, 256, 1024)
 # The faster format and the one that it is held against, with their names in prose.
 STEPS = (("mxfp4", "fp8_e4m3"), ("nvfp4", "fp8_e4m3"), ("fp8_e4m3", "bf16"))
 NAMES = {"mxfp4": "MXFP4", "nvfp4": "NVFP4", "fp8_e4m3": "FP8", "bf16": "BF16"}
@@ -31,22 +35,39 @@ VERDICT_ORDER = (
 )  # fmt: skip
 
 
+R1Tables = Mapping[str, pd.DataFrame]  # name in reports/, without its suffix -> table
+
+
 class ReadmeError(ValueError):
     """README.md lacks a marker, or has one that nobody fills."""
 
 
-def update(path: str | Path, *, cells: pd.DataFrame, verdicts: pd.DataFrame) -> bool:
+def update(path: str | Path, *, cells: pd.DataFrame, verdicts: pd.DataFrame, r1: R1Tables) -> bool:
     """Fill the blocks of a README in place; True when it changed."""
     text = Path(path).read_text(encoding="utf-8")
-    filled = fill(text, blocks(cells, verdicts))
+    filled = fill(text, blocks(cells, verdicts, r1))
     if filled != text:
         write_text(path, filled)
     return filled != text
 
 
-def blocks(cells: pd.DataFrame, verdicts: pd.DataFrame) -> dict[str, str]:
+def blocks(cells: pd.DataFrame, verdicts: pd.DataFrame, r1: R1Tables) -> dict[str, str]:
     """Name -> Markdown of every block."""
-    return {"rungs": rung_table(verdicts), "headline": headline(cells), "prize": prize(cells)}
+    return {
+        "rungs": rung_table(verdicts),
+        "headline": headline(cells),
+        "prize": prize(cells),
+        "throughput": throughput(r1),
+    }
+
+
+def r1_tables(reports: str | Path) -> R1Tables:
+    """The tables of R1 that the README reads, from the folder of the report; empty ones where a file is missing."""
+    empty = analysis_r1.empty_tables()
+    paths = {name: Path(reports) / f"{name}.csv" for name in ("r1_production", "r1_causes")}
+    return {
+        name: pd.read_csv(path) if path.is_file() else empty[name] for name, path in paths.items()
+    }
 
 
 def fill(text: str, contents: Mapping[str, str]) -> str:
@@ -76,8 +97,22 @@ def rung_table(verdicts: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def current(cells: pd.DataFrame) -> pd.DataFrame:
+    """Each cell once: of two campaigns that hold it, the later rung's.
+
+    The experiments of R1, and the shapes made for them, are no headline.
+    """
+    if cells.empty:
+        return cells
+    made = cells["shape"].str.fullmatch(EXTRA_SHAPE) | cells["kernel"].str.startswith(CAUSE)
+    kept = cells[~made.astype(bool)]
+    key = ["kernel", "format", "shape", "N", "K", "M", "regime"]
+    return kept.sort_values(["rung", "campaign"], kind="stable").drop_duplicates(key, keep="last")
+
+
 def headline(cells: pd.DataFrame) -> str:
     """How near each measured kernel comes to its size-matched floor at M = 1, over the shapes of the campaign."""
+    cells = current(cells)
     shown = cells[
         (cells["regime"] == HEADLINE_REGIME)
         & (cells["M"] == 1)
@@ -101,7 +136,9 @@ def headline(cells: pd.DataFrame) -> str:
         mean = float(np.exp(np.log(share).mean()))
         span = f"{mean:.3g} % ({share.min():.3g} to {share.max():.3g})"
         lines.append(f"| `{kernel}` | {fmt} | {span} | {len(rows)} |")
-    if not (shown["role"] == "product").any():
+    if (shown["role"] == "testbed").any():
+        lines += ["", "`testbed/full` is the instrument of the decomposition (R1), not a product."]
+    elif not (shown["role"] == "product").any():
         lines += [
             "",
             "`naive_dequant` is a deliberately bad baseline: no 4-bit kernel of this project exists yet.",
@@ -109,8 +146,58 @@ def headline(cells: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def throughput(r1: R1Tables) -> str:
+    """Where the throughput goes: speed of the production path over FP8, causes of the testbed's gap at M = 1."""
+    own = r1["r1_production"]
+    own = own[
+        (own["kernel"] == PRODUCTION)
+        & (own["over"] == "all")
+        & (own["regime"] == HEADLINE_REGIME)
+        & (own["against"] == CUBLASLT["fp8_e4m3"])
+        & own["M"].isin(SHOWN_M)
+    ]
+    if own.empty:
+        return NO_CAMPAIGN
+    lines = [
+        f"`{PRODUCTION}` in `{own['campaign'].iloc[0]}`, cold L2, graph replay, geometric mean over"
+        f" {own['shapes'].max()} shapes:",
+        "",
+        "| M | MXFP4 over FP8 | of 1.88 | NVFP4 over FP8 | of 1.78 |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    for m, rows in own.groupby("M", sort=True):
+        parts = [str(m)]
+        for fmt in ("mxfp4", "nvfp4"):
+            row = rows[rows["format"] == fmt]
+            parts += (
+                [f"{row['speed'].iloc[0]:.2f}", f"{100 * row['realised'].iloc[0]:.0f} %"]
+                if len(row)
+                else ["-", "-"]
+            )
+        lines.append(f"| {' | '.join(parts)} |")
+    causes = r1["r1_causes"]
+    causes = causes[(causes["over"] == "frozen") & (causes["M"] == 1) & causes["share"].notna()]
+    causes = causes[causes["kind"].isin(["term", "factor", "residual"])]
+    if causes.empty:
+        return "\n".join(lines)
+    lines += [
+        "",
+        f"The time above the floor at M = 1, split by the testbed (MXFP4, mean of {int(causes['shapes'].max())} frozen"
+        " shapes):",
+        "",
+        "| cause | share of the gap (95% interval) |",
+        "|---|--:|",
+    ]
+    for row in causes.sort_values(["share", "cause"], ascending=[False, True]).to_dict("records"):
+        low, high = 100 * row["share_ci_low"], 100 * row["share_ci_high"]
+        name = row["cause"].replace("_", " ")
+        lines.append(f"| {name} | {100 * row['share']:.0f} % ({low:.0f} to {high:.0f}) |")
+    return "\n".join(lines)
+
+
 def prize(cells: pd.DataFrame) -> str:
     """How much faster fewer bytes make a call at M = 1: by bytes, by measured floors, and by cuBLASLt's times."""
+    cells = current(cells)
     timed = cells[
         (cells["regime"] == HEADLINE_REGIME) & (cells["M"] == 1) & cells["time_us"].notna()
     ]

@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from lab import baselines, pins, sass, soundness
+from lab import baselines, pins, r1_words, report_r1, sass, soundness
 from lab import figures as drawings
+from lab.analysis_r1 import Analysis
 from lab.files import write_text
 from lab.page import BLANK, Row, Tables, absent, number, span, text, with_interval
 from lab.rungs import RUNGS
@@ -66,6 +67,7 @@ def render(
     protocols: Mapping[str, Mapping] | None = None,
     pinned: Mapping[str, str] | None = None,
     present: Mapping[str, str] | None = None,
+    r1: Analysis | None = None,
 ) -> None:
     """Write the report to `out_html` at once.
 
@@ -77,27 +79,45 @@ def render(
     "freezes": [{"seq", "frozen_utc", "claims", "access", "note"}], "problems": [{"status", "path", "reason"}]};
     `figures` what `figures.build_all` gives; `missing` what each rung
     still lacks, in words (lab.rungs.missing); `protocols` frozen protocols by the SHA-256 of their file; `pinned`
-    package versions (lab.pins.read); `present` the digests `kernels_digest` and `tree_digest` of the sources now.
+    package versions (lab.pins.read); `present` the digests `kernels_digest` and `tree_digest` of the sources now; `r1`
+    the analysis of the R1 campaign that the page shows, which must be among `campaigns`.
 
     Raises ValueError on a timed `correctness_only` cell, a claim without verdict, or a verdict that is no verdict.
     """
     words = json.loads((TEMPLATES / "words.json").read_text(encoding="utf-8"))
     _refuse(verdicts, cells, claims, words)
-    kit = Tables(words["columns"])
+    kit = Tables(words["columns"] | r1_words.words()["columns"])
     by_id = {c["id"]: c for c in claims}
     ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
-    newest = drawings.newest_cells(cells, ordered)
+    newest = drawings.of_the_set(drawings.newest_cells(cells, ordered), shapes)
     near_floor = soundness.near_floor(verdicts, by_id)
     bias = _regime_bias(newest)
     notes = _figure_notes(newest)
     protocols = protocols or {}
+    drawn = {
+        f["key"]: f
+        | _figure(f["key"], figures)
+        | {"caption": " ".join([f["caption"], *notes.get(f["key"], [])])}
+        for f in words["figures"]
+    }
+    part = report_r1.section(
+        kit,
+        r1,
+        {c["id"]: c for c in ordered}[r1.campaign] if r1 else None,
+        verdicts,
+        by_id,
+        lambda row, claim: _claim_row(row, claim, words),
+    )
     text = (
         _environment()
         .get_template("report.html.j2")
         .render(
             words=words,
             css=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
-            contents=_CONTENTS,
+            contents=[c for c in _CONTENTS if part or c[0] != "r1"],
+            r1=part,
+            figure3=drawn["fig3_waterfall"],
+            figure5=drawn["fig5_accuracy"],
             tally=_tally(verdicts, words),
             integrity=_integrity(integrity),
             newest_line=_newest_line(ordered),
@@ -105,12 +125,8 @@ def render(
             headlines=_headlines(newest, ordered, shapes, near_floor),
             sound=soundness.answers(kit, newest, ordered, shapes, near_floor, protocols),
             constants=_constants(kit, ordered, words),
-            figures=[
-                f
-                | _figure(f["key"], figures)
-                | {"caption": " ".join([f["caption"], *notes.get(f["key"], [])])}
-                for f in words["figures"]
-            ],
+            figures=list(drawn.values()),
+            in_r1=_IN_R1 if part else (),
             frozen=_frozen(kit, integrity, ordered),
             claims=_claims(kit, verdicts, by_id, words),
             forests=_forests(figures, words),
@@ -134,8 +150,11 @@ def render(
     write_text(out_html, text)
 
 
+#: Figures that stand in the section of R1 once there is one.
+_IN_R1 = ("fig3_waterfall", "fig5_accuracy")
 _CONTENTS = (
     ("rungs", "Rungs"),
+    ("r1", "R1: where the throughput goes"),
     ("headline", "Headline numbers"),
     ("sound", "Is the instrument sound?"),
     ("figures", "Figures"),

@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import rfc8785
 
-from lab import campaign_audit, cells, readme, seal, verdicts
-from lab.files import sha256, write_text
+from lab import accuracy, analysis_r1, campaign_audit, cells, readme, seal, verdicts
+from lab.files import read_json, sha256, write_text
 from lab.registry import Problem
 from lab.rows import CampaignError
 from lab.verdicts import Verdict
@@ -48,7 +48,9 @@ def problems(repo: Path, fresh: Sequence[Verdict], shown: Path) -> list[Problem]
     cells_csv = reports / CELLS
     wrong = list(_cells_problems(repo, cells_csv))
     found += [(cells_csv, reason) for reason in wrong]
-    if not wrong:
+    split = _r1_problems(repo)
+    found += split
+    if not wrong and not split:
         found += [(repo / README, reason) for reason in _readme_problems(repo, right)]
     found += _sums_problems(reports)
     return [Problem("INVALID", _relative(path, repo), reason) for path, reason in found]
@@ -96,13 +98,42 @@ def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
     yield from _differs(path, cells.to_csv(right))
 
 
+def _r1_problems(repo: Path) -> list[tuple[Path, str]]:
+    """Where the tables of R1 are not what their campaign gives."""
+    reports = repo / REPORTS
+    names = [reports / f"{name}.csv" for name in analysis_r1.empty_tables()]
+    if absent := [path for path in names if not path.is_file()]:
+        return [(path, f"is missing: {AGAIN}") for path in absent]
+    try:
+        shown = sorted({c for path in names for c in pd.read_csv(path)["campaign"].unique()})
+        found = None
+        if shown:
+            folder = repo / campaign_audit.FOLDER / str(shown[0])
+            if len(shown) > 1 or not folder.is_dir():
+                return [(names[0], f"shows campaign {', '.join(shown)}, which is not recorded")]
+            shapes = read_json(repo / "prereg" / "shapes.json")["shapes"]
+            found = analysis_r1.of_folder(folder, shapes, accuracy.newest(repo / "data"))
+        fresh = analysis_r1.tables(found)
+    except (CampaignError, accuracy.AccuracyError, OSError, ValueError, LookupError) as error:
+        return [(names[0], f"cannot be made again: {error}")]
+    return [
+        (reports / f"{name}.csv", reason)
+        for name, table in fresh.items()
+        for reason in _differs(reports / f"{name}.csv", analysis_r1.to_csv(table))
+    ]
+
+
 def _readme_problems(repo: Path, right: str) -> Iterator[str]:
     path = repo / README
     if not path.is_file():
         yield "is missing"
         return
     text = path.read_text(encoding="utf-8")
-    blocks = readme.blocks(cells.read(repo / REPORTS / CELLS), pd.read_csv(io.StringIO(right)))
+    blocks = readme.blocks(
+        cells.read(repo / REPORTS / CELLS),
+        pd.read_csv(io.StringIO(right)),
+        readme.r1_tables(repo / REPORTS),
+    )
     for name, content in blocks.items():
         if f"<!-- {name} -->\n{content}\n<!-- /{name} -->" not in text:
             yield f"its block {name!r} is not what the tables give: run snakemake --cores 1 readme"

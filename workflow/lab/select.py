@@ -7,7 +7,7 @@ asking NVML for its UUID.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,11 @@ from lab import device, files, seal
 CAMPAIGNS = Path("data", "campaigns")
 # What the cubins are made of: the sources, their sidecars and the module that holds the compiler's flags.
 KERNEL_SOURCES = ("qgemm_mx/cuda/*", "qgemm_mx/build.py")
+#: Rungs that a rule measures, with the target that asks for each.
+MEASURED = {"R0": "r0_instrument", "R1": "r1_decomposition"}
+POINTERS = ".work"  # <rung>/campaign.json below it names the campaign of a rung
+#: Environment variable in which the main process leaves `asked_rung` to the jobs' own processes.
+ASKED_VARIABLE = "QGEMM_MX_ASKED_RUNG"
 GPU_PACKAGES = ("cupy", "cuda.bindings", "nvmath")
 INSTALL_GPU = "pip install -r requirements-gpu.txt"
 
@@ -114,6 +119,36 @@ def plan(
         why = "this device has measured these kernels already (--config measure=always measures again)"
         return _replay(_newest(same), rung, why)
     return _measure(machine, rung)
+
+
+def plans(
+    config: Mapping[str, Any], repo: str | Path, asked: str, machine: Machine | None = None
+) -> dict[str, Plan]:
+    """The plan of every rung that has a measuring rule. Only the rung that was `asked` for is ever measured.
+
+    The others are replayed, so that asking for one never measures another on the way. Raises SelectError as `plan`.
+    """
+    found = {}
+    for rung in MEASURED:
+        if rung == asked:
+            found[rung] = plan(config, repo, rung, machine)
+            continue
+        wanted = _wanted(config["campaign"], recorded_campaigns(repo), rung)
+        why = (
+            "as asked" if wanted is not None else f"its target ({MEASURED[rung]}) was not asked for"
+        )
+        found[rung] = _replay(wanted or _newest(recorded_campaigns(repo, rung)), rung, why)
+    return found
+
+
+def asked_rung(arguments: Iterable[str]) -> str:
+    """The rung that a command line asks for: by its target, by its measuring rule or by its pointer; R0 without one."""
+    given = set(arguments)
+    for rung, target in MEASURED.items():
+        low = rung.lower()
+        if rung != "R0" and given & {target, f"measure_{low}", f"{POINTERS}/{low}/campaign.json"}:
+            return rung
+    return "R0"
 
 
 def check_settings(config: Mapping[str, Any], schema: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lab.claims import QUANTILES, TIMED, CellKey, Claim
 from lab.files import write_text
 from lab.registry import Problem
 from lab.rows import CampaignError
-from lab.statistics import Crossover, Estimate, Extreme, Interval, Quantity
+from lab.statistics import Crossover, Estimate, Extreme, Interval, Quantity, Recorded
 
 COLUMNS = [
     "claim",
@@ -79,6 +79,12 @@ BLOCK_COLUMNS = ["campaign", "kernel", "format", "shape", "N", "K", "M", "regime
 CHECK_COLUMNS = ["campaign", "kernel", "format", "shape", "N", "K", "M", "name", "passed"]
 
 
+#: Constants by name, and by name why others are missing (lab.decomposition.Constants).
+Computed = tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]
+#: What gives them from a campaign's folder.
+Compute = Callable[[Path], Computed]
+
+
 def _empty(columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(columns=list(columns))
 
@@ -90,6 +96,9 @@ class Evidence:
     cells: one row per cell and campaign (``CELL_COLUMNS``; times in us).
     blocks: one row per cell and block, ``log_time`` = mean log of the block's two legs (log us).
     constants: name -> {value, unit, ci_low, ci_high, n, campaign}; null interval: exact.
+    own_constants: the same by (rung, name): what a campaign of the claim's own rung gives comes first.
+    missing: name of a constant -> why a campaign that was to give it does not.
+    rungs: campaign -> its rung.
     checks: one row per correctness check. facts: name -> number computed from code.
     tampered, invalid: campaign -> reason. invalid_cells: (campaign, *cell) -> reason.
     deviations: campaign -> reason. order: campaigns in the order in which they are asked.
@@ -98,6 +107,9 @@ class Evidence:
     cells: pd.DataFrame = field(default_factory=lambda: _empty(CELL_COLUMNS))
     blocks: pd.DataFrame = field(default_factory=lambda: _empty([*BLOCK_COLUMNS, "log_time"]))
     constants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    own_constants: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    rungs: dict[str, str] = field(default_factory=dict)
     checks: pd.DataFrame = field(default_factory=lambda: _empty(CHECK_COLUMNS))
     facts: dict[str, float] = field(default_factory=dict)
     tampered: dict[str, str] = field(default_factory=dict)
@@ -118,6 +130,14 @@ class Evidence:
             for key, rows in self.blocks.groupby(["campaign", *CELL], sort=False):
                 self._series[key] = rows.set_index("block")["log_time"].astype(float)
 
+    def asked(self, rung: str) -> list[str]:
+        """Campaigns in the order in which a claim of a rung asks them: its own rung's first."""
+        return sorted(self.order, key=lambda name: self.rungs.get(name, rung) != rung)
+
+    def constant(self, rung: str, name: str) -> dict[str, Any] | None:
+        """A constant as a claim of a rung sees it."""
+        return self.own_constants.get((rung, name)) or self.constants.get(name)
+
     def rows(self, campaign: str, cell: CellKey) -> list[dict[str, Any]]:
         """Rows of one cell in one campaign; more than one is a duplicate."""
         return self._rows.get((campaign, *cell.measured), [])
@@ -130,15 +150,17 @@ class Evidence:
     def from_campaigns(
         cls,
         folders: Iterable[str | Path],
-        protocol_sha256: str | None = None,
+        protocol_sha256: str | Mapping[str, str | None] | None = None,
         facts: Mapping[str, float] | None = None,
         invalid: Mapping[str, str] | None = None,
         tampered: Mapping[str, str] | None = None,
+        computed: Mapping[str, Compute] | None = None,
     ) -> Evidence:
         """Read recorded campaigns, the newest first; pilots are left out.
 
-        ``protocol_sha256`` is that of the frozen protocol: another one is a deviation.
+        ``protocol_sha256`` is that of the frozen protocol, or of each rung's: another one is a deviation.
         ``invalid`` and ``tampered`` carry reasons found elsewhere, campaign -> reason.
+        ``computed``: rung -> what gives the constants that follow from a campaign's legs; they count as recorded.
         """
         loaded = []
         for folder in map(Path, folders):
@@ -148,6 +170,9 @@ class Evidence:
         loaded.sort(key=lambda item: (item[0], item[1].name), reverse=True)
         evidence: dict[str, Any] = {
             "constants": {},
+            "own_constants": {},
+            "missing": {},
+            "rungs": {folder.name: record["rung"] for _, folder, record in loaded},
             "invalid": dict(invalid or {}),
             "tampered": dict(tampered or {}),
             "invalid_cells": {},
@@ -160,8 +185,17 @@ class Evidence:
             name = folder.name
             cells += [_flat_cell(name, row) for row in record["cells"]]
             checks += [{"campaign": name, **row} for row in record["checks"]]
-            for key, constant in record["constants"].items():
-                evidence["constants"].setdefault(key, {**constant, "campaign": name})
+            found = dict(record["constants"])
+            sound = name not in evidence["invalid"] and name not in evidence["tampered"]
+            if sound and record["rung"] in (computed or {}):
+                given, lost = computed[record["rung"]](folder)
+                found |= given
+                for key, why in lost.items():
+                    evidence["missing"].setdefault(key, why)
+            for key, constant in found.items():
+                sourced = {"campaign": name, **constant}
+                evidence["constants"].setdefault(key, sourced)
+                evidence["own_constants"].setdefault((record["rung"], key), sourced)
             reason = _deviation(record, protocol_sha256)
             if reason:
                 evidence["deviations"][name] = reason
@@ -197,9 +231,13 @@ def _flat_cell(campaign: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _deviation(record: Mapping[str, Any], protocol_sha256: str | None) -> str | None:
+def _deviation(
+    record: Mapping[str, Any], frozen: str | Mapping[str, str | None] | None
+) -> str | None:
+    protocol_sha256 = frozen.get(record["rung"]) if isinstance(frozen, Mapping) else frozen
     if protocol_sha256 is not None and record["protocol_sha256"] != protocol_sha256:
-        return f"protocol {record['protocol_sha256'][:12]} is not the frozen {protocol_sha256[:12]}"
+        frozen_one = f"the frozen {protocol_sha256[:12]}" if protocol_sha256 else "frozen"
+        return f"protocol {record['protocol_sha256'][:12]} is not {frozen_one}"
     if record["source"].get("dirty"):
         return "the source was dirty when it was measured"
     return None
@@ -294,9 +332,13 @@ class _Bench:
             return self._check()
         if estimand.quantity in TIMED:
             self._choose([*estimand.cells, *estimand.reference_cells])
+        if estimand.quantity == "constant" and kind != "ordering":
+            quantity: Quantity = self._recorded(estimand.name)
+            self._trust()
+            return _Observation(quantity, self.campaign)
         items = self._items()
         if kind == "ordering":
-            quantity: Quantity = self._margins(items)
+            quantity = self._margins(items)
         elif estimand.quantity == "crossover_m":
             ms = tuple(cell.M for cell in estimand.cells)
             quantity = Crossover(ms, tuple(item.estimate for item in items))
@@ -324,7 +366,7 @@ class _Bench:
     def _choose(self, cells: Sequence[CellKey]) -> None:
         """Take the first campaign that holds every cell: arms are compared within a campaign."""
         best: tuple[int, str] | None = None
-        for campaign in self.evidence.order:
+        for campaign in self.evidence.asked(self.claim.rung):
             missing = [cell for cell in cells if not self.evidence.rows(campaign, cell)]
             if not missing:
                 self.campaign = campaign
@@ -431,11 +473,13 @@ class _Bench:
             return [share_key(name, cell) for cell in cells] or [share_key(name)]
         return [name]
 
-    def _named(self, key: str) -> Estimate:
-        constant = self.evidence.constants.get(key)
+    def _numbers(self, key: str) -> tuple[float, float, float, int | None]:
+        """Value, ends of the 95% interval and number of values of a constant."""
+        constant = self.evidence.constant(self.claim.rung, key)
         if constant is None:
             if key not in self.evidence.facts:
-                raise _Stop("NOT_RUN", f"missing: {key}")
+                why = self.evidence.missing.get(key)
+                raise _Stop("NOT_RUN", f"missing: {key}" + (f": {why}" if why else ""))
             constant = {"value": self.evidence.facts[key], "ci_low": None, "ci_high": None}
         campaign = constant.get("campaign")
         if self.campaign is not None and campaign not in (None, self.campaign):
@@ -449,11 +493,20 @@ class _Bench:
             raise self._stop("INVALID", f"{key}: value with its interval is {numbers}")
         if not low <= value <= high:
             raise self._stop("INVALID", f"{key}: [{low}, {high}] does not hold {value}")
-        # Ratios of times come from logs: take the scale on which the interval is symmetric.
+        return (*numbers, constant.get("n"))
+
+    def _recorded(self, key: str) -> Recorded:
+        """A constant with the ends of its own interval: that of a largest value is not symmetric on any scale."""
+        value, low, high, n = self._numbers(key)
+        return Recorded.of(value, low, high, n, _log_scale(value, low, high))
+
+    def _named(self, key: str) -> Estimate:
+        """A constant as a term of a sum, with the symmetric error that such a term must have."""
+        value, low, high, n = self._numbers(key)
         # Items of an ordering share one scale, the linear one.
-        log = low > 0 and abs(math.sqrt(low * high) - value) < abs((low + high) / 2 - value)
+        log = _log_scale(value, low, high)
         log = log and self.claim.kind != "ordering" and self.claim.estimand.quantity != "share"
-        return statistics.from_interval(value, low, high, constant.get("n"), log)
+        return statistics.from_interval(value, low, high, n, log)
 
     def _check(self) -> _Observation:
         """All rows of the named check ('*': of every check) over the cells must have passed."""
@@ -462,7 +515,7 @@ class _Bench:
         if name != "*":
             table = table[table["name"] == name]
         missing = f"missing: check {name}"
-        for campaign in self.evidence.order:
+        for campaign in self.evidence.asked(self.claim.rung):
             rows = table[table["campaign"] == campaign]
             groups = [_rows_of(rows, cell) for cell in cells] if cells else [rows]
             absent = [i for i, group in enumerate(groups) if not len(group)]
@@ -483,6 +536,11 @@ def share_key(cause: str, cell: CellKey | None = None) -> str:
     if cell is None:
         return f"share/{cause}"
     return f"share/{cause}/{cell.format}/{cell.N}x{cell.K}/m{cell.M}/{cell.regime}"
+
+
+def _log_scale(value: float, low: float, high: float) -> bool:
+    """Whether an interval is nearer to symmetric on the log scale. Ratios of times come from logs."""
+    return low > 0 and abs(math.sqrt(low * high) - value) < abs((low + high) / 2 - value)
 
 
 def _positive(number: Any) -> bool:
@@ -687,7 +745,7 @@ def disagreements(own: Sequence[Verdict], others: Iterable[Sequence[Verdict]]) -
                 key = (v.verdict, v.campaign, other.verdict, other.campaign)
                 found.setdefault(key, []).append(v.claim)
     return [
-        f"{new} by {campaign}, but {old} by the older {older}: {', '.join(claims)}"
+        f"{new} by {campaign}, but {old} by {older}: {', '.join(claims)}"
         for (new, campaign, old, older), claims in found.items()
     ]
 

@@ -1,5 +1,8 @@
 # From CUDA sources to checked cubins. No GPU, no predictions.
 
+# The testbed is compiled for the device that measures; without one, for the architecture that it was written for.
+TESTBED_ARCHITECTURE = R1.architecture or "sm_90a"
+
 
 rule build:
     input:
@@ -31,6 +34,33 @@ rule build_cubins:
         "Compiling the kernels for {params.architectures}"
     script:
         "../scripts/build_cubins.py"
+
+
+# Not part of `build`, nor of the report: over a hundred entries take minutes, and only measuring R1 needs them.
+rule build_testbed:
+    input:
+        builds=rules.build_cubins.output.builds,
+        cubins=rules.build_cubins.output.cubins,
+        sources=repository_files("kernels/qgemm_mx/cuda/*"),
+    output:
+        builds=f"{WORK}/build_testbed/builds.json",
+        cubins=directory(f"{WORK}/build_testbed/{TESTBED_ARCHITECTURE}"),
+    log:
+        f"{WORK}/logs/build_testbed.log",
+    benchmark:
+        f"{WORK}/benchmarks/build_testbed.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+    params:
+        architecture=TESTBED_ARCHITECTURE,
+        cache=f"{WORK}/cache/cubins",
+        kernels=KERNEL_DIGEST,
+    message:
+        "Compiling the variants of the testbed for {params.architecture} (minutes)"
+    script:
+        "../scripts/build_testbed.py"
 
 
 rule check_sass:

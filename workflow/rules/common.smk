@@ -21,7 +21,13 @@ LAB_DIGEST = files.digest(
     ],
 )
 
-REPLAYED_FILES = repository_files(f"{select.CAMPAIGNS}/{R0.campaign}/*") if R0.campaign else []
+
+def campaign_files(plan):
+    """Files of the campaign that a plan replays."""
+    return repository_files(f"{select.CAMPAIGNS}/{plan.campaign}/*") if plan.campaign else []
+
+
+REPLAYED_FILES = [file for plan in PLANS.values() for file in campaign_files(plan)]
 PREREG_FILES = repository_files("prereg/**/*")
 
 
@@ -39,7 +45,7 @@ def measured_rung(rung):
     """Input function of a rung's target: nothing, or a plain error that says what the rung still lacks."""
 
     def check(wildcards):
-        if rung != "R0" or R0.action == "nothing":
+        if rung not in PLANS or PLANS[rung].action == "nothing":
             with one_sentence(rungs.NotMeasured):
                 rungs.require(rung, REPO)
         return []

@@ -1,6 +1,9 @@
 # From campaigns to numbers and verdicts. The only rule that reads predictions is `verdicts`, and it touches no GPU.
 
+# A rung without a campaign has no pointer, but for R0: its pointer then says so.
 POINTERS = [f"{WORK}/r0/campaign.json"]
+if R1.action != "nothing":
+    POINTERS.append(f"{WORK}/r1/campaign.json")
 
 
 rule cells:
@@ -30,6 +33,7 @@ rule verdicts:
         pointers=POINTERS,
         # Not only the one that the report shows: claims are judged by all campaigns of their device.
         campaigns=repository_files(f"{select.CAMPAIGNS}/[!.]*/*"),
+        accuracy=repository_files("data/accuracy/**/*.json"),
         prereg=PREREG_FILES,
     output:
         verdicts="reports/verdicts.csv",
@@ -50,3 +54,31 @@ rule verdicts:
         "Judging the claims"
     script:
         "../scripts/verdicts.py"
+
+
+# Reads no prediction: what R1 measured is the same whatever was claimed.
+rule analysis_r1:
+    input:
+        pointers=POINTERS,
+        campaigns=REPLAYED_FILES,
+        accuracy=repository_files("data/accuracy/**/*.json"),
+        shapes="prereg/shapes.json",
+    output:
+        causes="reports/r1_causes.csv",
+        experiments="reports/r1_experiments.csv",
+        interactions="reports/r1_interactions.csv",
+        production="reports/r1_production.csv",
+    log:
+        f"{WORK}/logs/analysis_r1.log",
+    benchmark:
+        f"{WORK}/benchmarks/analysis_r1.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        lab=LAB_DIGEST,
+    message:
+        "Splitting the gap of R1 into causes"
+    script:
+        "../scripts/analysis_r1.py"

@@ -1,5 +1,5 @@
-# Which campaign R0 is read from: a new one measured here, or a recorded one. The choice is made in the Snakefile.
-# Neither rule has an output under data/: measuring adds a campaign folder there once, and Snakemake never owns it.
+# Which campaign a rung is read from: a new one measured here, or a recorded one. The choice is made in the Snakefile.
+# No rule has an output under data/: measuring adds a campaign folder there once, and Snakemake never owns it.
 
 if R0.action == "measure":
 
@@ -36,7 +36,7 @@ else:
     rule select_r0:
         input:
             without_a_flag,
-            campaign=REPLAYED_FILES,
+            campaign=campaign_files(R0),
         output:
             pointer=f"{WORK}/r0/campaign.json",
         log:
@@ -53,3 +53,56 @@ else:
             "Replaying {params.campaign}"
         script:
             "../scripts/select_r0.py"
+
+
+if R1.action == "measure":
+
+    rule measure_r1:
+        input:
+            without_a_flag,
+            builds=rules.build_testbed.output.builds,
+            cubins=rules.build_testbed.output.cubins,
+            protocol="prereg/protocol_r1.json",
+            shapes="prereg/shapes.json",
+        output:
+            pointer=f"{WORK}/r1/campaign.json",
+        log:
+            f"{WORK}/logs/measure_r1.log",
+        benchmark:
+            f"{WORK}/benchmarks/measure_r1.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            gpu=1,
+            mem_mb=32000,
+        params:
+            # Never the same twice, as with R0.
+            request=time.time_ns(),
+            minutes=config["minutes"],
+        message:
+            "Measuring R1 (under 30 minutes on an H200; --config minutes=9 takes a piece, Ctrl-C keeps what was taken)"
+        script:
+            "../scripts/measure_r1.py"
+
+elif R1.action == "replay":
+
+    rule select_r1:
+        input:
+            without_a_flag,
+            campaign=campaign_files(R1),
+        output:
+            pointer=f"{WORK}/r1/campaign.json",
+        log:
+            f"{WORK}/logs/select_r1.log",
+        benchmark:
+            f"{WORK}/benchmarks/select_r1.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=500,
+        params:
+            campaign=R1.campaign,
+        message:
+            "Replaying {params.campaign}"
+        script:
+            "../scripts/select_r1.py"

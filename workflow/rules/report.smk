@@ -35,12 +35,15 @@ rule report:
         scores=rules.verdicts.output.scores,
         integrity=rules.verdicts.output.integrity,
         figures=rules.figures.output.figures,
+        # In the sums that this rule writes last.
+        r1=rules.analysis_r1.output,
+        accuracy=repository_files("data/accuracy/**/*.json"),
         pointers=POINTERS,
         builds=rules.build_cubins.output.builds,
         sass=rules.check_sass.output.sass,
         occupancy=rules.occupancy.output.table,
         shapes="prereg/shapes.json",
-        protocol="prereg/protocol.json",
+        protocols=repository_files("prereg/protocol*.json"),
         requirements=repository_files("requirements*.txt"),
     output:
         html="reports/index.html",
@@ -66,6 +69,7 @@ rule readme:
     input:
         cells=rules.cells.output.cells,
         verdicts=rules.verdicts.output.verdicts,
+        r1=rules.analysis_r1.output,
     log:
         f"{WORK}/logs/readme.log",
     conda:

@@ -1,4 +1,4 @@
-"""Compile every kernel for every architecture that it declares, and record what the compiler made of it."""
+"""Compile every kernel but the testbed, for every architecture that it declares, and record what came of it."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ with logged(snakemake.log[0]) as log:
     folders = dict(
         zip(snakemake.params.architectures, map(Path, snakemake.output.cubins), strict=True)
     )
-    sources = build.load_sources()
+    sources = {name: s for name, s in build.load_sources().items() if s.role != "testbed"}
     jobs = [(s, arch) for s in sources.values() for arch in s.architectures if arch in folders]
 
     with ThreadPoolExecutor(snakemake.threads + 1) as pool:

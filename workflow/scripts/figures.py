@@ -4,27 +4,28 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab import accuracy, cells, figures, replay
-from lab.accuracy_figure import fig_accuracy
+from lab import accuracy, analysis_r1, cells, figures, replay, report_r1
 from lab.files import read_json, write_text
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
     folder = Path(snakemake.output.figures)
     folder.mkdir(parents=True, exist_ok=True)
+    shapes = read_json(snakemake.input.shapes)["shapes"]
+    campaigns = replay.chosen_campaigns(snakemake.input.pointers)
     drawn = figures.build_all(
         cells=cells.read(snakemake.input.cells),
         verdicts=pd.read_csv(snakemake.input.verdicts),
         claims=read_json(snakemake.input.claims),
-        campaigns=[replay.described(c) for c in replay.chosen_campaigns(snakemake.input.pointers)],
-        shapes=read_json(snakemake.input.shapes)["shapes"],
+        campaigns=[replay.described(c) for c in campaigns],
+        shapes=shapes,
         bytes_per_weight=replay.weight_sizes(),
     )
-    if record := accuracy.newest(Path("data")):
-        # No 4-bit kernel has a speed before R2: the figure then stands on the byte ratio, and says so.
-        results = accuracy.summarise(accuracy.load(record))
-        for name, columns in (("fig5_accuracy", 3), ("fig5_accuracy_narrow", 1)):
-            drawn[name] = fig_accuracy(results, {r.format: None for r in results}, columns=columns)
+    record = accuracy.newest(Path("data"))
+    r1 = analysis_r1.chosen(campaigns)
+    found = r1 and analysis_r1.of_folder(r1, shapes, record)
+    results = accuracy.summarise(accuracy.load(record)) if record else []
+    drawn |= report_r1.figures(found, results)
     for name, svg in drawn.items():
         write_text(folder / f"{name}.svg", svg)
         log(name)

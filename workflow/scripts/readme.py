@@ -10,5 +10,6 @@ with logged(snakemake.log[0]) as log:
         "README.md",
         cells=cells.read(snakemake.input.cells),
         verdicts=pd.read_csv(snakemake.input.verdicts),
+        r1=readme.r1_tables("reports"),
     )
     log("changed" if changed else "current already")

@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab import cells, pins, replay, report, report_audit, rungs, select, source
+from lab import (
+    accuracy,
+    analysis_r1,
+    cells,
+    pins,
+    replay,
+    report,
+    report_audit,
+    rungs,
+    select,
+    source,
+)
 from lab.files import read_json
 from lab.script import logged
 
@@ -13,29 +24,33 @@ with logged(snakemake.log[0]) as log:
     drawn = Path(snakemake.input.figures)
     sass = {(s["name"], s["architecture"]): s["entries"] for s in read_json(snakemake.input.sass)}
     builds = read_json(snakemake.input.builds)
-    protocol = Path(snakemake.input.protocol)
+    protocols = [Path(path) for path in snakemake.input.protocols]
+    shapes = read_json(snakemake.input.shapes)["shapes"]
+    campaigns = replay.chosen_campaigns(snakemake.input.pointers)
+    r1 = analysis_r1.chosen(campaigns)
     report.render(
         snakemake.output.html,
         verdicts=pd.read_csv(snakemake.input.verdicts),
         cells=cells.read(snakemake.input.cells),
         claims=read_json(snakemake.input.claims),
-        campaigns=[replay.described(c) for c in replay.chosen_campaigns(snakemake.input.pointers)],
+        campaigns=[replay.described(c) for c in campaigns],
         occupancy=pd.read_csv(snakemake.input.occupancy),
         builds=[build | {"sass": sass[build["name"], build["architecture"]]} for build in builds],
         scores=read_json(snakemake.input.scores),
         integrity=read_json(snakemake.input.integrity),
-        shapes=read_json(snakemake.input.shapes)["shapes"],
+        shapes=shapes,
         figures={
             path.relative_to(drawn).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
             for path in sorted(drawn.rglob("*.svg"))
         },
         missing={rung.id: rungs.missing(rung.id, ".") for rung in rungs.RUNGS},
-        protocols={hashlib.sha256(protocol.read_bytes()).hexdigest(): read_json(protocol)},
+        protocols={hashlib.sha256(p.read_bytes()).hexdigest(): read_json(p) for p in protocols},
         pinned=pins.read(snakemake.input.requirements),
         present={
             "kernels_digest": select.kernels_digest("."),
             "tree_digest": source.tree_digest(Path(".")),
         },
+        r1=r1 and analysis_r1.of_folder(r1, shapes, accuracy.newest(Path("data"))),
     )
     report_audit.write_sums(Path(snakemake.output.html).parent)
     log(f"{Path(snakemake.output.html).stat().st_size} bytes")
