@@ -40,7 +40,7 @@ IMPROBABLE = 0x9E3779B1
 
 
 class TestbedError(ValueError):
-    """A variant, a problem or an operand that the testbed lacks; the message names the object, the value and the limit."""
+    """A variant, a problem or an operand that the testbed lacks; the message names object, value and limit."""
 
     __test__ = False
 
@@ -493,7 +493,7 @@ def factorial_arms(problem: Problem, floor: Any) -> list[Any]:
 
 
 def cause_arms(problem: Problem, experiment: str) -> list[TestbedArm]:
-    """Arms of one experiment: stages, warps, sequence, staging (entries built for the tokens of M), split_k, formats."""
+    """Arms of an experiment: stages, warps, sequence, staging (entries built for the tokens of M), split_k, formats."""
     tokens = tokens_for(problem.m)
     if experiment == "formats":
         full = Config(problem.weights.format, tokens)
