@@ -551,6 +551,33 @@ def test_what_cannot_be_computed_says_why_in_the_verdict():
     assert v.verdict == "NOT_RUN" and v.reason.endswith(why)
 
 
+def test_an_unsound_campaign_spoils_the_claims_on_what_follows_from_its_legs(tmp_path):
+    folder = records.write(
+        made.campaign(shapes=[Q], ms=(1,), regimes=("cold_graph",), causes=False), tmp_path
+    )
+    prereg = Path(__file__).resolve().parents[2] / "prereg"
+    claim = next(
+        c for c in registry.load_registered(prereg).claims if c.id == "r1.closure.residual.m1"
+    )
+
+    def fails(path):
+        raise records.CampaignError("edited")
+
+    def gives(path):
+        plain = {"unit": "fraction", "ci_low": None, "ci_high": None, "n": None, "value": 0.05}
+        return {claim.estimand.name: plain}, {}
+
+    for how, word in (("invalid", "INVALID"), ("tampered", "TAMPERED")):
+        for compute in (fails, gives):
+            evidence = verdicts.Evidence.from_campaigns(
+                [folder], computed={"R1": compute}, **{how: {folder.name: "spoilt"}}
+            )
+            (v,) = verdicts.judge([claim], evidence)
+            assert (v.verdict, v.reason, v.campaign) == (word, "spoilt", folder.name)
+    with pytest.raises(records.CampaignError):
+        verdicts.Evidence.from_campaigns([folder], computed={"R1": fails})
+
+
 def test_a_claim_asks_the_campaigns_of_its_own_rung_first():
     prereg = Path(__file__).resolve().parents[2] / "prereg"
     claim = next(

@@ -374,17 +374,33 @@ def test_the_block_of_the_readme_is_filled_from_the_tables(shown, tmp_path):
 
 
 def test_before_any_campaign_the_block_says_so(tmp_path):
-    assert readme.throughput(readme.r1_tables(tmp_path)) == readme.NO_CAMPAIGN
+    assert readme.throughput(readme.r1_tables(tmp_path)) == readme.NO_R1
     for name, table in analysis_r1.tables(None).items():
         (tmp_path / f"{name}.csv").write_text(analysis_r1.to_csv(table))
-    assert readme.throughput(readme.r1_tables(tmp_path)) == readme.NO_CAMPAIGN
+    assert readme.throughput(readme.r1_tables(tmp_path)) == readme.NO_R1
 
 
 def test_a_cell_of_two_campaigns_is_that_of_the_later_rung(shown):
     own = cells.table([shown.folder])
     older = own.assign(rung="R0", campaign="r0-x", time_us=own["time_us"] * 2)
-    kept = readme.current(pd.concat([own, older], ignore_index=True))
-    assert set(kept["campaign"]) == {shown.folder.name}
+    both = pd.concat([own, older], ignore_index=True)
+    assert set(readme.current(both)["campaign"]) == {shown.folder.name}
+    # R1 has no stream of FP8 bytes: a row with its floor goes before the later one.
+    fp8 = both["format"] == "fp8_e4m3"
+    both.loc[fp8 & (both["rung"] == "R0"), "floor_us"] = 1.0
+    assert both.loc[fp8 & (both["rung"] == "R1"), "floor_us"].isna().all()
+    kept = readme.current(both)
+    assert set(kept.loc[kept["format"] == "fp8_e4m3", "campaign"]) == {"r0-x"}
+    campaigns = [
+        {"id": name, "created_utc": at, "device": {"name": own["device"].iloc[0]}}
+        for name, at in ((shown.folder.name, "2026-01-02"), ("r0-x", "2026-01-01"))
+    ]
+    newest = figures.newest_cells(both, campaigns)
+    assert set(newest.loc[newest["format"] == "fp8_e4m3", "campaign"]) == {"r0-x"}
+    assert set(newest.loc[newest["format"] == "mxfp4", "campaign"]) == {shown.folder.name}
+    assert "testbed/-layout_staging" in set(newest["kernel"])
+    assert "testbed/-layout_staging" not in set(figures.of_the_set(newest, made.SHAPES)["kernel"])
+    assert "testbed/-layout_staging" not in set(kept["kernel"])
     assert not kept["shape"].str.startswith("waves_").any()
     assert re.search(
         r"\| `peer/humming_bf16` \| mxfp4 \| 6[67]\.?\d? % \(.* \| 9 \|", readme.headline(own)

@@ -117,23 +117,34 @@ def timed(cells: pd.DataFrame, regime: str | None = None) -> pd.DataFrame:
 
 
 def newest_cells(cells: pd.DataFrame, campaigns: Sequence[Mapping]) -> pd.DataFrame:
-    """Cells of the device measured last; where two of its campaigns hold one cell, the newer campaign's row."""
+    """Cells of the device measured last; where two of its campaigns hold one cell, the newer campaign's row.
+
+    A row with a floor beside it goes before one without: R1 times the baselines again, not the floors of their bytes.
+    """
     if cells.empty or not campaigns:
         return cells
     ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
     rank = {c["id"]: i for i, c in enumerate(ordered)}
     device = ordered[-1]["device"]["name"]
     ours = cells[cells["campaign"].isin(list(rank)) & (cells["device"] == device)]
-    ours = ours.assign(_rank=ours["campaign"].map(rank)).sort_values("_rank", kind="stable")
-    return ours.drop_duplicates(CELL_KEY, keep="last").drop(columns="_rank").reset_index(drop=True)
+    ours = ours.assign(_rank=ours["campaign"].map(rank), _floor=ours["floor_us"].notna())
+    ours = ours.sort_values(["_floor", "_rank"], kind="stable").drop_duplicates(
+        CELL_KEY, keep="last"
+    )
+    return (
+        ours.sort_values("_rank", kind="stable")
+        .drop(columns=["_rank", "_floor"])
+        .reset_index(drop=True)
+    )
 
 
 def of_the_set(cells: pd.DataFrame, shapes: Sequence[Mapping]) -> pd.DataFrame:
-    """Cells on the shapes of prereg/shapes.json: without the experiments of R1 and the shapes made for them."""
+    """Cells on the shapes of prereg/shapes.json, without the experiments and variants of R1."""
     if cells.empty:
         return cells
     known = cells["shape"].isin([s["name"] for s in shapes])
-    return cells[known & ~cells["kernel"].str.startswith("cause/")].reset_index(drop=True)
+    tried = cells["kernel"].str.startswith(("cause/", "testbed/-"))
+    return cells[known & ~tried].reset_index(drop=True)
 
 
 def floors(cells: pd.DataFrame, regime: str) -> pd.DataFrame:

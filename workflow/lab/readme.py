@@ -22,6 +22,7 @@ from qgemm_mx.formats import bytes_per_weight
 
 HEADLINE_REGIME = "cold_graph"
 NO_CAMPAIGN = "No campaign has been recorded yet."
+NO_R1 = "No campaign of R1 has been recorded yet."
 FLOOR = "stream_read"
 CUBLASLT = {"bf16": "cublaslt_bf16", "fp8_e4m3": "cublaslt_fp8"}
 SHOWN_M = (1, 4, 16, 64, 256, 1024)
@@ -98,16 +99,20 @@ def rung_table(verdicts: pd.DataFrame) -> str:
 
 
 def current(cells: pd.DataFrame) -> pd.DataFrame:
-    """Each cell once: of two campaigns that hold it, the later rung's.
+    """Each cell once: of two campaigns that hold it, one with the floor of its bytes, and else the later rung's.
 
-    The experiments of R1, and the shapes made for them, are no headline.
+    The experiments and variants of R1, and the shapes made for them, are no headline.
     """
     if cells.empty:
         return cells
-    made = cells["shape"].str.fullmatch(EXTRA_SHAPE) | cells["kernel"].str.startswith(CAUSE)
+    made = cells["shape"].str.fullmatch(EXTRA_SHAPE)
+    made |= cells["kernel"].str.startswith((CAUSE, "testbed/-"))
     kept = cells[~made.astype(bool)]
+    kept = kept.assign(_floor=kept["floor_us"].notna() if "floor_us" in kept else False)
     key = ["kernel", "format", "shape", "N", "K", "M", "regime"]
-    return kept.sort_values(["rung", "campaign"], kind="stable").drop_duplicates(key, keep="last")
+    kept = kept.sort_values(["_floor", "rung", "campaign"], kind="stable")
+    kept = kept.drop_duplicates(key, keep="last").drop(columns="_floor")
+    return kept.sort_values(["rung", "campaign"], kind="stable")
 
 
 def headline(cells: pd.DataFrame) -> str:
@@ -157,7 +162,7 @@ def throughput(r1: R1Tables) -> str:
         & own["M"].isin(SHOWN_M)
     ]
     if own.empty:
-        return NO_CAMPAIGN
+        return NO_R1
     lines = [
         f"`{PRODUCTION}` in `{own['campaign'].iloc[0]}`, cold L2, graph replay, geometric mean over"
         f" {own['shapes'].max()} shapes:",

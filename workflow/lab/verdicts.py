@@ -98,6 +98,7 @@ class Evidence:
     constants: name -> {value, unit, ci_low, ci_high, n, campaign}; null interval: exact.
     own_constants: the same by (rung, name): what a campaign of the claim's own rung gives comes first.
     missing: name of a constant -> why a campaign that was to give it does not.
+    uncomputed: (rung, campaign) of unsound campaigns whose legs give no constants: claims on those are as unsound.
     rungs: campaign -> its rung.
     checks: one row per correctness check. facts: name -> number computed from code.
     tampered, invalid: campaign -> reason. invalid_cells: (campaign, *cell) -> reason.
@@ -109,6 +110,7 @@ class Evidence:
     constants: dict[str, dict[str, Any]] = field(default_factory=dict)
     own_constants: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    uncomputed: list[tuple[str, str]] = field(default_factory=list)
     rungs: dict[str, str] = field(default_factory=dict)
     checks: pd.DataFrame = field(default_factory=lambda: _empty(CHECK_COLUMNS))
     facts: dict[str, float] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class Evidence:
             "constants": {},
             "own_constants": {},
             "missing": {},
+            "uncomputed": [],
             "rungs": {folder.name: record["rung"] for _, folder, record in loaded},
             "invalid": dict(invalid or {}),
             "tampered": dict(tampered or {}),
@@ -186,12 +189,16 @@ class Evidence:
             cells += [_flat_cell(name, row) for row in record["cells"]]
             checks += [{"campaign": name, **row} for row in record["checks"]]
             found = dict(record["constants"])
-            sound = name not in evidence["invalid"] and name not in evidence["tampered"]
-            if sound and record["rung"] in (computed or {}):
-                given, lost = computed[record["rung"]](folder)
-                found |= given
-                for key, why in lost.items():
-                    evidence["missing"].setdefault(key, why)
+            if record["rung"] in (computed or {}):
+                try:
+                    given, lost = computed[record["rung"]](folder)
+                    found |= given
+                    for key, why in lost.items():
+                        evidence["missing"].setdefault(key, why)
+                except (CampaignError, ValueError, LookupError, TypeError, AttributeError):
+                    if name not in evidence["invalid"] and name not in evidence["tampered"]:
+                        raise
+                    evidence["uncomputed"].append((record["rung"], name))
             for key, constant in found.items():
                 sourced = {"campaign": name, **constant}
                 evidence["constants"].setdefault(key, sourced)
@@ -478,6 +485,10 @@ class _Bench:
         constant = self.evidence.constant(self.claim.rung, key)
         if constant is None:
             if key not in self.evidence.facts:
+                for rung, name in self.evidence.uncomputed:
+                    if rung == self.claim.rung:
+                        self.campaign = name
+                        self._trust()
                 why = self.evidence.missing.get(key)
                 raise _Stop("NOT_RUN", f"missing: {key}" + (f": {why}" if why else ""))
             constant = {"value": self.evidence.facts[key], "ci_low": None, "ci_high": None}
