@@ -578,3 +578,22 @@ def test_without_a_part_there_is_no_prediction() -> None:
     assert counters_r1.prediction(campaign(life(), launch_us=()), AT) is None
     assert counters_r1.prediction(campaign(life()[1:]), AT) is None
     assert counters_r1.prediction(campaign(life()), AT._replace(M=16)) is None
+
+
+@pytest.mark.parametrize(("fraction", "cold"), [(1.0, True), (0.98, True), (0.9, False)])
+def test_dram_bytes_prove_that_a_profile_of_unknown_passes_was_cold(fraction, cold) -> None:
+    rows = [
+        {"metric": "dram__bytes_read.sum", "regime": "hot_graph", "value": fraction * 1e6},
+        {"metric": "a", "regime": "hot_graph", "value": 1.0},
+        {"metric": "b", "regime": "hot_graph", "value": 2.0},
+        {"metric": "b", "regime": "cold_loop", "value": 3.0},
+    ]
+    found = counters_r1.proven_cold(rows, 1_000_000)
+    if not cold:
+        assert found == rows
+        return
+    assert {(r["metric"], r["value"]) for r in found if r["regime"] == "cold_loop"} == {
+        ("dram__bytes_read.sum", fraction * 1e6),
+        ("a", 1.0),
+        ("b", 3.0),
+    }

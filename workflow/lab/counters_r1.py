@@ -39,6 +39,7 @@ from lab.decomposition import (
 )
 from lab.rows import INVALID_BY_DESIGN, CellRow
 from lab.statistics import Estimate
+from qgemm_mx.formats import weight_bytes
 
 RUNG = "R1"
 FORMAT = "mxfp4"
@@ -61,6 +62,8 @@ RIVAL, PEER = "cublaslt_fp8", "peer/"
 COLD_M, BOTH_M = (1, 16, 64), (1, 64)
 TIMEOUT_S = 150
 KERNELS, RATIO = "kernels_per_call", "dram_bytes_over_weight_bytes"
+#: Part of the weight's bytes that a cold call reads from DRAM at least.
+COLD_FRACTION = 0.97
 LAUNCH = "probe/launch_testbed"  # an empty kernel in the testbed's grid, block and shared memory
 
 
@@ -606,11 +609,30 @@ def predicted_us(
     return launch_us + max(1.0, waves) * life_cycles / sm_clock_mhz
 
 
+def proven_cold(rows: Sequence[Mapping[str, Any]], bytes_of_weight: int) -> list[Mapping[str, Any]]:
+    """Counter rows of a cell, those under `hot_graph` taken as cold where the profile read the whole weight from DRAM.
+
+    ncu may not say how many passes it took; then what depends on the cache is recorded under `hot_graph`. A profile
+    whose DRAM bytes are the weight's (97% of them or more) found nothing of it in L2. It does not show that every
+    metric came from that replay: one from a later, warmer replay would make the prediction too short.
+    """
+    cold = {row["metric"] for row in rows if row["regime"] == COLD}
+    read = [r["value"] for r in rows if r["metric"] == _DRAM.name]
+    if not read or min(read) < COLD_FRACTION * bytes_of_weight:
+        return list(rows)
+    return [
+        row if row["regime"] == COLD else {**row, "regime": COLD}
+        for row in rows
+        if row["regime"] == COLD or row["metric"] not in cold
+    ]
+
+
 def prediction(campaign: Any, cell: Cell) -> Estimate | None:
     """`predicted_us` of testbed/full at a cell of a recorded campaign (lab.records), or None where a part is missing.
 
     Launch: median over the legs of the empty kernel in the same blocks. Clock: median of the readings during the legs
-    of the point. The prediction is one number without an interval: two profiled calls do not make one.
+    of the point. The prediction is one number without an interval: two profiled calls do not make one. Where ncu did
+    not say how many passes it took, DRAM bytes decide whether the profile was cold (`proven_cold`).
     """
     from lab import clocks
 
@@ -630,6 +652,7 @@ def prediction(campaign: Any, cell: Cell) -> Estimate | None:
     if not rows or launch.empty or clock.empty:
         return None
     try:
+        rows = proven_cold(rows, weight_bytes(cell.format, cell.N, cell.K))
         value = predicted_us(rows, float(clock.median()), float(launch.median()))
     except ValueError:
         return None
