@@ -357,6 +357,10 @@ elif "--query-metrics" in arguments:
     for name in {known!r}:
         if name.startswith("launch__") == launch and name not in absent:
             print(name + "   Counter   inst   words")
+elif "--csv" not in arguments:  # beside a table ncu prints no progress
+    metrics = arguments[arguments.index("--metrics") + 1].split(",")
+    passes = passes_of_all if "sm__cycles_active.max" in metrics else 1
+    print('==PROF== Profiling "k" - 0: 0%....50%....100% -', passes, "pass" if passes == 1 else "passes")
 else:
     with log.open("a") as file:
         file.write(json.dumps(arguments) + "\\n")
@@ -364,8 +368,6 @@ else:
     plan = json.loads(plan.read_text())
     outcomes.write_text(json.dumps([None] * len(plan["cases"])))
     metrics = arguments[arguments.index("--metrics") + 1].split(",")
-    passes = passes_of_all if "sm__cycles_active.max" in metrics else 1
-    print('==PROF== Profiling "k" - 0: 0%....50%....100% -', passes, "pass" if passes == 1 else "passes")
     table = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL)
     table.writerow(["ID", "Kernel Name", *metrics])
     table.writerow(["", "", *["" for _ in metrics]])

@@ -395,7 +395,10 @@ class _Run:
                 words = f"{wanted.name} set: ncu took over {TIMEOUT_S} s"
                 return Part(refusals=[*refusals, words])
             reasons = json.loads(outcomes.read_text()) if outcomes.is_file() else []
-        part = parse(done.stdout, wanted.name, metrics, wanted.calls, cases, reasons, self.tool)
+        passes = passes_of(self.ncu, [m.name for m in metrics])
+        part = parse(
+            done.stdout, wanted.name, metrics, wanted.calls, cases, reasons, self.tool, passes
+        )
         if done.returncode:
             words = _last_words(done.stdout + done.stderr)
             refusals.append(f"{wanted.name} set: ncu: exit {done.returncode}: {words}")
@@ -420,14 +423,16 @@ def parse(
     cases: Sequence[Case],
     reasons: Sequence[str | None],
     tool: str,
+    passes: int | None = None,
 ) -> Part:
     """Counter rows from what ncu printed: the mean of a call, over `calls` profiled calls of each case.
 
-    reasons: for each case that the program came to, why it was not run, or None. A metric without a column, and a value
-    that is no number, is refused by name and never zero. A call of several kernels: `Metric.merge`, said in `tool`.
+    passes: how many the metrics take, where the text does not say it (`passes_of`). reasons: for each case that the
+    program came to, why it was not run, or None. A metric without a column, and a value that is no number, is refused
+    by name and never zero. A call of several kernels: `Metric.merge`, said in `tool`.
     """
     units, groups = counters.read_groups(text)
-    passes = _passes(text)
+    passes = _passes(text) or passes
     part = Part(passes=passes)
     if not units:
         part.refusals.append(f"{name} set: ncu printed no table: {_last_words(text)}")
@@ -466,6 +471,37 @@ def parse(
         for metric, n in lost.items()
     ]
     return part
+
+
+#: A program with kernels of no interest: how many passes metrics take does not depend on the kernel.
+PLAIN_PROGRAM = "import cupy; (cupy.arange(2.0) + 1).sum().item()"
+
+
+def passes_of(ncu: str, metrics: Sequence[str]) -> int | None:
+    """Passes that ncu takes for these metrics, or None where it does not say.
+
+    It says so in its progress lines alone, and prints none of them beside a CSV table: a run of its own asks for them.
+    """
+    command = [
+        ncu,
+        "--clock-control",
+        "none",
+        "--cache-control",
+        "none",
+        "--metrics",
+        ",".join(metrics),
+    ]
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, "-c", PLAIN_PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return _passes(done.stdout)
 
 
 def _passes(text: str) -> int | None:
@@ -614,7 +650,8 @@ def proven_cold(rows: Sequence[Mapping[str, Any]], bytes_of_weight: int) -> list
 
     ncu may not say how many passes it took; then what depends on the cache is recorded under `hot_graph`. A profile
     whose DRAM bytes are the weight's (97% of them or more) found nothing of it in L2. It does not show that every
-    metric came from that replay: one from a later, warmer replay would make the prediction too short.
+    metric came from that replay: one from a later, warmer replay would make the prediction too short. On an H200 the
+    metrics of the cold set take one pass (ncu said so when asked without a table, 2026-12-01), so there is none.
     """
     cold = {row["metric"] for row in rows if row["regime"] == COLD}
     read = [r["value"] for r in rows if r["metric"] == _DRAM.name]
