@@ -27,10 +27,12 @@ from lab import (
     report,
     report_causes,
     report_counts,
+    report_production,
     report_r1,
     verdicts,
 )
 from lab.analysis_r1 import Analysis
+from lab.statistics import Estimate
 
 #: Enough for a section: the factorial of every shape at M = 1.
 QUICK = {"ms": (1,), "regimes": ("cold_graph",), "causes": False, "noise": 0.0, "blocks": 3}
@@ -154,13 +156,14 @@ def test_the_headline_says_how_much_of_the_bytes_arrives(shown, html):
     assert f"{row['speed']:.2f} × FP8: {100 * row['realised']:.0f} % of 1.88" in text
     assert f"{row['lowest']:.3f} on kv_gqa" in text
     assert "25 % of the gap: weight and scale load" in text
-    assert "It stands above all others" in text and "27 of 27 cells close" in text
+    assert "It stands above all others" in text
+    assert "27 of 27 cells close by removal" in text and "27 of 27 cells close by counters" in text
 
 
 def test_two_causes_that_overlap_are_no_largest_one(tmp_path):
     shares = made.SHARES | {"weight_load": 0.225, "dequant_issue": 0.225}
     how = QUICK | {"noise": 0.004, "blocks": 6}
-    facts = report_r1._facts(Shown(tmp_path, shares=shares, **how).found)
+    facts = report_r1._facts(Shown(tmp_path, shares=shares, **how).found, {})
     (largest,) = [f for f in facts if "of the gap:" in f["value"]]
     assert "is not decided" in largest["text"]
 
@@ -218,9 +221,9 @@ def test_refuted_and_confirmed_predictions_have_the_same_form(shown, html):
 
 
 def test_every_paragraph_has_its_numbers_from_the_analysis(shown):
-    found = report_causes.paragraphs(r1_words.words(), shown.found)
+    found = report_causes.paragraphs(r1_words.words(), shown.found, replay.described(shown.folder))
     text = {p["title"]: p["text"] for p in found}
-    assert len(text) == 9 and not any("{" in words or "nan" in words for words in text.values())
+    assert len(text) == 10 and not any("{" in words or "nan" in words for words in text.values())
     launch = next(b for b in shown.found.summaries["frozen", 64].causes if b.name == "launch")
     assert r1_words.share(launch.share) in text["launch"]
     assert "3.25 of the 7.25" in text["dequantisation issue"]
@@ -231,7 +234,8 @@ def test_every_paragraph_has_its_numbers_from_the_analysis(shown):
 
 def test_a_stacked_cause_says_so_and_never_no_effect(tmp_path):
     shown = Shown(tmp_path, stacked=True, **QUICK)
-    found = {p["title"]: p["text"] for p in report_causes.paragraphs(r1_words.words(), shown.found)}
+    told = report_causes.paragraphs(r1_words.words(), shown.found, replay.described(shown.folder))
+    found = {p["title"]: p["text"] for p in told}
     assert "It is stacked on 6 of 6 shapes at M = 1" in found["dequantisation issue"]
     kit = page.Tables(page_columns())
     matrix = report_causes.cause_matrix(kit, r1_words.words(), shown.found, "frozen", {})
@@ -275,8 +279,11 @@ def test_a_missing_peer_and_missing_counters_are_said_claim_by_claim(tmp_path):
     assert "no counter row" in why["r1.cause_detail.issue_slots_per_64_weights_testbed"]
     assert why["r1.production.humming_fp8.mxfp4.kv_gqa.m1"] == "not measured in this campaign"
     assert part["profile"]["rows"] == [] and "No profiler counters" in part["profile"]["nothing"]
-    assert {row["closes"] for row in part["residuals"]["rows"]} == {"NOT_RUN"}
-    assert part["facts"][-1]["value"] == "0 of 9 cells close"
+    assert {row["closes_counters"] for row in part["residuals"]["rows"]} == {"NOT_RUN"}
+    assert {row["closes_removed"] for row in part["residuals"]["rows"]} == {"CLOSED"}
+    assert part["facts"][-2]["value"] == "9 of 9 cells close by removal"
+    assert part["facts"][-1]["value"] == "Second closure: not taken"
+    assert "(not taken)" in part["closing"] and "0 of 9 are CLOSED by both" in part["closing"]
 
 
 def test_without_the_production_path_the_section_still_stands(tmp_path):
@@ -300,9 +307,10 @@ def test_a_campaign_without_any_split_says_which_cells_and_why(tmp_path):
 
 def test_an_unexplained_cell_is_a_badge(tmp_path):
     _, part = unmeasured(tmp_path, shares=made.SHARES | {"weight_load": 0.10})
-    assert {row["closes"] for row in part["residuals"]["rows"]} == {"UNEXPLAINED"}
+    assert {row["closes_removed"] for row in part["residuals"]["rows"]} == {"UNEXPLAINED"}
+    assert part["facts"][-2]["value"] == "0 of 9 cells close by removal"
     (row,) = [r for r in part["causes"][0]["rows"] if r["cause"] == "residual"]
-    assert row["evidence"].startswith("by cell: 6 UNEXPLAINED; the frozen claim reads")
+    assert row["evidence"].startswith("by removal: 6 UNEXPLAINED; by counters: 6 ")
 
 
 def test_profiler_values_have_their_units(shown):
@@ -412,3 +420,113 @@ def test_the_analysis_names_the_campaign_of_a_report(shown, tmp_path):
     assert analysis_r1.chosen([shown.folder]) == shown.folder
     assert analysis_r1.chosen([]) is None
     assert isinstance(analysis_r1.of_folder(shown.folder, made.SHAPES, None, exact), Analysis)
+
+
+# What a reader must not miss.
+
+
+def test_counters_that_fall_short_everywhere_are_said_beside_the_closure_that_holds(tmp_path):
+    _, part = unmeasured(
+        tmp_path, predict=lambda c, cell: dec_exact(0.7 * made.predicted(cell).value)
+    )
+    removal, counters = part["facts"][-2:]
+    assert removal["value"] == "9 of 9 cells close by removal"
+    assert counters["value"] == "0 of 9 cells close by counters"
+    assert "too short everywhere" in counters["text"] and "REFUTED" in counters["text"]
+
+
+def dec_exact(value: float) -> Estimate:
+    return Estimate(value, 0.0, 1.0, log=False)
+
+
+def test_the_predicted_and_the_observed_order_stand_side_by_side(shown, tmp_path):
+    _, part = unmeasured(tmp_path)
+    want = ["grid fill (waves)", "launch", "layout staging", "dequantisation issue"]
+    rows = part["order"]["rows"]
+    assert [row["rank_predicted"] for row in rows[:4]] == want
+    observed = [row["rank_among"].split(",")[0] for row in rows[:4]]
+    shares = {c.name: c.share.value for c in shown.found.summaries["frozen", 1].causes}
+    names = r1_words.words()["causes"]
+    by_share = sorted(shares, key=lambda name: -shares[name])
+    assert observed == [names[n] for n in by_share if names[n] in want]
+    assert rows[0]["rank_all"].startswith(names[by_share[0]])
+    badges = [one["badge"] for one in part["outcomes"]]
+    bad = [b in ("REFUTED", "MISS") for b in badges]
+    assert "P4: the order of the causes" in {one["title"] for one in part["outcomes"]}
+    assert bad == sorted(bad, reverse=True)
+
+
+@pytest.mark.parametrize(("size", "word"), [(-0.05, "negative"), (0.10, "positive")])
+def test_the_sign_of_a_share_decides_what_its_paragraph_says(tmp_path, size, word):
+    shown = Shown(tmp_path, shares=made.SHARES | {"layout_staging": size}, **QUICK)
+    campaign = replay.described(shown.folder)
+    told = report_causes.paragraphs(r1_words.words(), shown.found, campaign)
+    (text,) = [p["text"] for p in told if p["title"] == "layout staging"]
+    assert f"The share is {word}" in text
+    kit = page.Tables(page_columns())
+    rows = report_causes.cause_matrix(kit, r1_words.words(), shown.found, "frozen", {})["rows"]
+    (evidence,) = [r["evidence"] for r in rows if r["cause"] == "layout staging"]
+    assert ("the kernel is faster with it" in evidence) is (size < 0)
+
+
+def test_a_peer_that_failed_a_check_is_named_with_value_and_limit(shown):
+    campaign = dict(replay.described(shown.folder))
+    place = {"kernel": "peer/humming_bf16", "format": "mxfp4", "shape": "down_proj", "N": 4096}
+    place |= {"K": 14336, "M": 128}
+    check = {"passed": False, "measured": 1.0016, "limit": 1.0, "detail": "max |error|/limit"}
+    before = {"passed": True, "measured": 0.988, "limit": 1.0, "detail": "max |error|/limit"}
+    cell = {**place, "role": "peer", "regime": "cold_graph", "correctness": "failed"}
+    campaign["checks"] = [
+        {**place, "name": "random_fp64_before", **before},
+        {**place, "name": "random_fp64_after", **check},
+    ]
+    campaign["cells"] = [*campaign["cells"], {**cell, "tuning": None, "time": None}]
+    kit = page.Tables(page_columns())
+    rows = report_production.peer_table(kit, shown.found, campaign)["rows"]
+    (failed,) = [row for row in rows if row["status_peer"] == "failed"]
+    assert (
+        failed["kernel"] == "peer/humming_bf16" and "measured 1.002 against the" in failed["reason"]
+    )
+    assert "before the timing it was 0.988" in failed["reason"]
+    assert failed["reason"].endswith("No time in cold_graph")
+    whole = next(r for r in rows if (r["kernel"], r["format"]) == (failed["kernel"], "MXFP4"))
+    assert "but for 1 problem" in whole["reason"]
+
+
+def test_a_profile_whose_passes_ncu_did_not_say_is_cold_only_by_its_bytes():
+    kit = page.Tables(page_columns())
+    size = 4096 * 4096 * 17 // 32
+
+    def row(kernel, metric, value, regime="hot_graph"):
+        place = {"format": "mxfp4", "shape": "q_o_proj", "N": 4096, "K": 4096, "M": 1}
+        return {**place, "kernel": kernel, "regime": regime, "metric": metric, "value": value}
+
+    counters = [
+        row("a", report_counts.DRAM, 1.0 * size),
+        row("b", report_counts.DRAM, 0.8 * size),
+        row("c", report_counts.DRAM, 0.8 * size, "cold_loop"),
+    ]
+    campaign = {"counters": counters}
+    assert report_counts.profile_rest(kit, r1_words.words(), campaign)["rows"] == []
+    rows = report_counts.profile(kit, r1_words.words(), campaign)["rows"]
+    assert [r["ncu_cold"] for r in rows] == ["bytes", "not shown", "ncu"]
+    note = report_counts.profile_note(campaign)
+    assert note.startswith("In 2 of 3 calls ncu did not say how many passes it took")
+
+
+def test_go_or_no_go_shows_its_evidence(shown, tmp_path):
+    _, part = unmeasured(tmp_path, ms=(1, 2, 4))
+    rows = {row["step_name"]: row for row in part["decision_table"]["rows"]}
+    room = shown.found.decision.room_m1.value
+    fp8 = rows["FP8, cuBLASLt"]
+    assert float(fp8["step_floor"]) == pytest.approx(room, rel=0.01)
+    assert rows["the floor: the stream of the same bytes"]["step_floor"] == "1.00"
+    assert {"the testbed with all factors", "the testbed without any factor"} <= set(rows)
+    assert len(part["decision"]["lines"]) == 3
+
+
+def test_shares_are_told_apart_from_their_interval():
+    assert r1_words.share(Estimate(0.0, 0.0, 5.0, log=False)) == "0.0 %"
+    assert r1_words.share(Estimate(0.0910, 0.00016, 30.0, log=False)) == "9.10 % (9.07 to 9.13)"
+    assert r1_words.percent(-0.001) == "0 %"
+    assert r1_words.listed(["a", "b", "c"]) == "a, b and c" and r1_words.listed(["a"]) == "a"

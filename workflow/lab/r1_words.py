@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,24 @@ def observed(estimate: Estimate | None, scale: float = 1.0, digits: int = 3, uni
 
 
 def share(estimate: Estimate | None) -> str:
-    """A share of the gap in percent, one decimal, with its interval."""
+    """A share of the gap in percent with its interval: one decimal, up to three where that tells them apart."""
     if estimate is None:
         return BLANK
     low, high = estimate.interval()
-    point = f"{100 * estimate.value:.1f} %"
-    return point if low == high else f"{point} ({100 * low:.1f} to {100 * high:.1f})"
+    parts = (
+        [100 * estimate.value] if low == high else [100 * v for v in (estimate.value, low, high)]
+    )
+    places = 1
+    while places < 3 and len({plain(v, places) for v in parts}) < len(set(parts)):
+        places += 1
+    point, *ends = (plain(v, places) for v in parts)
+    return f"{point} %" + (f" ({ends[0]} to {ends[1]})" if ends else "")
+
+
+def plain(value: float, places: int) -> str:
+    """Fixed decimals, and no minus before a zero."""
+    text = f"{value:.{places}f}"
+    return text.removeprefix("-") if not float(text) else text
 
 
 def spread(low: Any, high: Any) -> str:
@@ -66,7 +78,25 @@ def three(row: Mapping[str, Any], value: str, low: str, high: str, digits: int =
 
 def percent(value: Any) -> str:
     """A fraction as whole percent."""
-    return BLANK if absent(value) else f"{100 * value:.0f} %"
+    return BLANK if absent(value) else f"{plain(100 * value, 0)} %"
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """`1 shape`, `6 shapes`."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def sign(estimate: Estimate | None) -> str:
+    """negative or positive where the 95% interval excludes 0, else undecided."""
+    if estimate is None:
+        return "undecided"
+    low, high = estimate.interval()
+    return "negative" if high < 0 else "positive" if low > 0 else "undecided"
 
 
 def pick(frame: pd.DataFrame, **where: Any) -> dict[str, Any] | None:

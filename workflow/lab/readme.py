@@ -7,6 +7,7 @@ against the committed tables.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import numpy as np
 import pandas as pd
 
 from lab import analysis_r1
+from lab.decomposition import CLOSES
 from lab.experiments_r1 import CAUSE, EXTRA_SHAPE
 from lab.files import write_text
 from lab.production import PRODUCTION
+from lab.r1_words import plain
 from lab.rungs import RUNGS
 from qgemm_mx.formats import bytes_per_weight
 
@@ -25,6 +28,7 @@ NO_CAMPAIGN = "No campaign has been recorded yet."
 NO_R1 = "No campaign of R1 has been recorded yet."
 FLOOR = "stream_read"
 CUBLASLT = {"bf16": "cublaslt_bf16", "fp8_e4m3": "cublaslt_fp8"}
+LINE = 124
 SHOWN_M = (1, 4, 16, 64, 256, 1024)
 # The faster format and the one that it is held against, with their names in prose.
 STEPS = (("mxfp4", "fp8_e4m3"), ("nvfp4", "fp8_e4m3"), ("fp8_e4m3", "bf16"))
@@ -131,7 +135,7 @@ def headline(cells: pd.DataFrame) -> str:
     sources = shown[["campaign", "device"]].drop_duplicates()
     named = "; ".join(f"`{c}` on {d}" for c, d in sources.itertuples(index=False))
     lines = [
-        f"Measured in {named}, cold L2, graph replay, M = 1:",
+        *_lines(f"Measured in {named}, cold L2, graph replay, M = 1:"),
         "",
         "| kernel | format | percent of the measured floor: geometric mean (lowest to highest shape) | shapes |",
         "|---|---|---|--:|",
@@ -194,10 +198,42 @@ def throughput(r1: R1Tables) -> str:
         "|---|--:|",
     ]
     for row in causes.sort_values(["share", "cause"], ascending=[False, True]).to_dict("records"):
-        low, high = 100 * row["share_ci_low"], 100 * row["share_ci_high"]
         name = row["cause"].replace("_", " ")
-        lines.append(f"| {name} | {100 * row['share']:.0f} % ({low:.0f} to {high:.0f}) |")
-    return "\n".join(lines)
+        point, low, high = (
+            plain(100 * row[f"share{end}"], 1) for end in ("", "_ci_low", "_ci_high")
+        )
+        lines.append(f"| {name} | {point} % ({low} to {high}) |")
+    if (causes["share_ci_high"] < 0).any():
+        lines += [
+            "",
+            "A negative share: the kernel is faster with that part, or pays less for it than the floor does.",
+        ]
+    return "\n".join([*lines, *_closures(r1["r1_causes"])])
+
+
+def _closures(causes: pd.DataFrame) -> list[str]:
+    """What the two closures leave of the gap over all cells, against the limit."""
+    cells = causes[(causes["over"] == "cell") & causes["share"].notna()]
+    parts = []
+    for cause, what in (
+        (
+            "residual",
+            "with all parts removed the kernel comes within {limit} of the gap to the floor in {close} cells",
+        ),
+        ("counters", "the time that profiler counters predict is so in {close}"),
+    ):
+        own = cells[cells["cause"] == cause]
+        if len(own):
+            inside = (own["share_ci_low"] >= -CLOSES) & (own["share_ci_high"] <= CLOSES)
+            close, left = f"{int(inside.sum())} of {len(own)}", own["share"]
+            said = what.format(limit=f"{100 * CLOSES:.0f} %", close=close)
+            parts.append(f"{said} (rest {100 * left.min():.0f} to {100 * left.max():.0f} %)")
+    return ["", *_lines(f"Does the sum close? Of all cells, {'; '.join(parts)}.")] if parts else []
+
+
+def _lines(text: str) -> list[str]:
+    """A paragraph in lines that the page allows."""
+    return textwrap.wrap(text, LINE, break_long_words=False, break_on_hyphens=False)
 
 
 def prize(cells: pd.DataFrame) -> str:

@@ -8,13 +8,15 @@ which renders them again.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import rfc8785
 
 from lab import accuracy, analysis_r1, campaign_audit, cells, readme, seal, verdicts
+from lab.analysis_r1 import Analysis
 from lab.files import read_json, sha256, write_text
 from lab.registry import Problem
 from lab.rows import CampaignError
@@ -24,6 +26,9 @@ REPORTS = "reports"
 VERDICTS, CELLS, SUMS = "verdicts.csv", "cells.csv", "SHA256SUMS.json"
 README = "README.md"
 AGAIN = "run snakemake --cores 2"
+
+#: Gives the analysis of a campaign of R1, of its folder and of that of the accuracy record.
+Analyse = Callable[[Path, Path | None], Analysis]
 
 
 def sums(reports: Path) -> dict[str, str]:
@@ -41,14 +46,25 @@ def write_sums(reports: Path) -> None:
     write_text(Path(reports) / SUMS, rfc8785.dumps(sums(reports)).decode() + "\n")
 
 
-def problems(repo: Path, fresh: Sequence[Verdict], shown: Path) -> list[Problem]:
-    """Every difference between the committed report and the data; `shown` is its table of verdicts."""
+def analysis(repo: Path, folder: Path, record: Path | None) -> Analysis:
+    """Analyse a campaign of R1. CampaignError or AccuracyError where a record is not what it must be."""
+    shapes = read_json(repo / "prereg" / "shapes.json")["shapes"]
+    return analysis_r1.of_folder(folder, shapes, record)
+
+
+def problems(
+    repo: Path, fresh: Sequence[Verdict], shown: Path, analyse: Analyse | None = None
+) -> list[Problem]:
+    """Every difference between the committed report and the data; `shown` is its table of verdicts.
+
+    `analyse` stands in for `analysis`, for a caller that has made one already.
+    """
     reports, right = repo / REPORTS, verdicts.to_csv(fresh)
     found = [(shown, reason) for reason in _differs(shown, right)]
     cells_csv = reports / CELLS
     wrong = list(_cells_problems(repo, cells_csv))
     found += [(cells_csv, reason) for reason in wrong]
-    split = _r1_problems(repo)
+    split = _r1_problems(repo, analyse or partial(analysis, repo))
     found += split
     if not wrong and not split:
         found += [(repo / README, reason) for reason in _readme_problems(repo, right)]
@@ -66,8 +82,9 @@ def _differs(path: Path, right: str) -> Iterator[str]:
         yield f"is missing: {AGAIN}"
         return
     there, wanted = path.read_text(encoding="utf-8").splitlines(), right.splitlines()
-    extra = [line for line in wanted if line not in set(there)]
-    extra += [line for line in there if line not in set(wanted)]
+    shown, given = set(there), set(wanted)
+    extra = [line for line in wanted if line not in shown]
+    extra += [line for line in there if line not in given]
     if extra or there != wanted:
         first = extra[0].split(",")[0] if extra else "a row"
         yield f"is not what the data give ({len(extra)} differing rows, first of {first}): {AGAIN}"
@@ -98,7 +115,7 @@ def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
     yield from _differs(path, cells.to_csv(right))
 
 
-def _r1_problems(repo: Path) -> list[tuple[Path, str]]:
+def _r1_problems(repo: Path, analyse: Analyse) -> list[tuple[Path, str]]:
     """Where the tables of R1 are not what their campaign gives."""
     reports = repo / REPORTS
     names = [reports / f"{name}.csv" for name in analysis_r1.empty_tables()]
@@ -111,8 +128,7 @@ def _r1_problems(repo: Path) -> list[tuple[Path, str]]:
             folder = repo / campaign_audit.FOLDER / str(shown[0])
             if len(shown) > 1 or not folder.is_dir():
                 return [(names[0], f"shows campaign {', '.join(shown)}, which is not recorded")]
-            shapes = read_json(repo / "prereg" / "shapes.json")["shapes"]
-            found = analysis_r1.of_folder(folder, shapes, accuracy.newest(repo / "data"))
+            found = analyse(folder, accuracy.newest(repo / "data"))
         fresh = analysis_r1.tables(found)
     except (CampaignError, accuracy.AccuracyError, OSError, ValueError, LookupError) as error:
         return [(names[0], f"cannot be made again: {error}")]

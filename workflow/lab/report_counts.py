@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,10 @@ import pandas as pd
 
 from lab import analysis_r1
 from lab import figures as drawings
+from lab.counters_r1 import COLD, COLD_FRACTION
 from lab.decomposition import FACTORS, FULL, NONE
 from lab.page import BLANK, Tables, absent, number
-from lab.r1_words import SUMMARY_M, three
+from lab.r1_words import SUMMARY_M, count, percent, three
 from qgemm_mx.formats import weight_bytes
 
 
@@ -52,45 +54,114 @@ def experiments(kit: Tables, text: Mapping[str, Any], frame: pd.DataFrame) -> li
     return out
 
 
+DRAM = "dram__bytes_read.sum"
+Place = tuple[str, int, str, str, int, int]
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio")
 
 
 def profile(kit: Tables, text: Mapping[str, Any], campaign: Mapping[str, Any]) -> dict:
-    """One row a profiled call; values from replayed passes stand beside those of the cold pass, which come first."""
+    """One row a call that was profiled for stalls too, or every call where none was; `profile_rest` has the others."""
+    calls = _calls(campaign, {name for name, _, _ in text["metrics"]})
+    deep = {place: values for place, values in calls.items() if _stalls(values)}
+    return _profile(kit, text, deep or calls, "Profiler counters, a pass of their own")
+
+
+def profile_rest(kit: Tables, text: Mapping[str, Any], campaign: Mapping[str, Any]) -> dict:
+    """One row a call of which only the counters of the second closure were taken, where others have more."""
+    calls = _calls(campaign, {name for name, _, _ in text["metrics"]})
+    rest = {place: values for place, values in calls.items() if not _stalls(values)}
+    if len(rest) == len(calls):
+        rest = {}
+    return _profile(kit, text, rest, "Profiler counters of the second closure only")
+
+
+def _stalls(values: Mapping[str, tuple[float, str]]) -> dict[str, float]:
+    return {s[1]: v for name, (v, _) in values.items() if (s := _STALL.fullmatch(name))}
+
+
+def _profile(
+    kit: Tables,
+    text: Mapping[str, Any],
+    calls: Mapping[Place, Mapping[str, tuple[float, str]]],
+    caption: str,
+) -> dict:
     metrics = {name: (column, how) for name, column, how in text["metrics"]}
-    calls: dict[tuple[Any, ...], dict[str, float]] = {}
-    # Cold values win: of two rows of one metric, the later one stays.
-    for row in sorted(campaign["counters"], key=lambda r: r["regime"] == "cold_loop"):
-        place = tuple(row[k] for k in ("shape", "M", "kernel", "format", "N", "K"))
-        if row["metric"] in metrics or _STALL.fullmatch(row["metric"]):
-            calls.setdefault(place, {})[row["metric"]] = row["value"]
     rows = []
     for (shape, m, kernel, fmt, n, k), values in sorted(calls.items()):
         row = {
             "problem": f"{shape} M={m}",
             "kernel": kernel,
             "format": drawings.FORMAT_NAME.get(fmt, fmt),
+            "ncu_cold": _cold(values, weight_bytes(fmt, n, k)),
         }
         for metric, (column, how) in metrics.items():
             if metric in values:
-                row[column] = number(_scaled(values[metric], how, fmt, n, k))
-        stalls = {s[1]: v for name, v in values.items() if (s := _STALL.fullmatch(name))}
-        if stalls:
+                row[column] = _scaled(values[metric][0], how, fmt, n, k)
+        if stalls := _stalls(values):
             worst = max(stalls, key=stalls.__getitem__)
             row["ncu_stall"] = f"{worst.replace('_', ' ')} {number(stalls[worst])}"
         rows.append(row)
     columns = list(dict.fromkeys(column for column, _ in metrics.values()))
+    columns.insert(columns.index("ncu_dram") + 1, "ncu_cold")
     keys = ("problem", "kernel", "format", *columns, "ncu_stall")
     nothing = "No profiler counters were recorded (see Attempts for the reason)."
-    return kit.table(keys, rows, "Profiler counters, a pass of their own", nothing)
+    return kit.table(keys, rows, caption, nothing)
 
 
-def _scaled(value: float, how: str, fmt: str, n: int, k: int) -> float:
+def _calls(
+    campaign: Mapping[str, Any], metrics: set[str]
+) -> dict[Place, dict[str, tuple[float, str]]]:
+    """Value and regime of each metric of a call. Of two rows the cold one stays; without one, `hot_graph` is taken."""
+    calls: dict[Place, dict[str, tuple[float, str]]] = {}
+    # Cold values win: of two rows of one metric, the later one stays.
+    for row in sorted(campaign["counters"], key=lambda r: r["regime"] == COLD):
+        place = tuple(row[k] for k in ("shape", "M", "kernel", "format", "N", "K"))
+        if row["metric"] in metrics or _STALL.fullmatch(row["metric"]):
+            calls.setdefault(place, {})[row["metric"]] = (row["value"], row["regime"])
+    return calls
+
+
+def _cold(values: Mapping[str, tuple[float, str]], bytes_of_weight: int) -> str:
+    """What shows that a profiled call found no weight in the cache: `lab.counters_r1.proven_cold`."""
+    if DRAM not in values:
+        return BLANK
+    read, regime = values[DRAM]
+    if regime == COLD:
+        return "ncu"
+    return "bytes" if read >= COLD_FRACTION * bytes_of_weight else "not shown"
+
+
+def profile_note(campaign: Mapping[str, Any]) -> str:
+    """Which profiled calls were cold, and how that is known."""
+    found = [
+        _cold(values, weight_bytes(fmt, n, k))
+        for (_, _, _, fmt, n, k), values in _calls(campaign, {DRAM}).items()
+        if DRAM in values
+    ]
+    if not found:
+        return ""
+    by = Counter(found)
+    unsaid = by["bytes"] + by["not shown"]
+    if not unsaid:
+        return f"ncu says that it took the memory counters of all {count(len(found), 'call')} in one cold pass."
+    return (
+        f"In {unsaid} of {count(len(found), 'call')} ncu did not say how many passes it took, so everything that "
+        f"depends on the cache is recorded as warm (hot_graph). In {by['bytes']} of these the profile read "
+        f"{percent(COLD_FRACTION)} of the weight's bytes or more from memory, which shows that it was cold (“bytes” "
+        f"in the column “cold?”); in {by['not shown']} it read less, so that is not shown. The rule by bytes is "
+        "one of the analysis (lab.counters_r1.proven_cold), not of the frozen protocol. Issue, stalls "
+        "and L2 hits come from a second run, of which nothing shows that it was cold."
+    )
+
+
+def _scaled(value: float, how: str, fmt: str, n: int, k: int) -> str:
+    if how == "whole":
+        return f"{value:.0f}"
     if how == "ns":
-        return value / 1000
+        return number(value / 1000)
     if how == "weight_bytes":
-        return value / weight_bytes(fmt, n, k)
-    return value / (n * k / 64) if how == "per_64" else value
+        return number(value / weight_bytes(fmt, n, k))
+    return number(value / (n * k / 64) if how == "per_64" else value)
 
 
 def sass_table(kit: Tables, campaign: Mapping[str, Any]) -> dict:
@@ -115,13 +186,17 @@ def sass_table(kit: Tables, campaign: Mapping[str, Any]) -> dict:
                 "format": drawings.FORMAT_NAME.get(fmt, fmt),
                 "variant": kernel,
                 "per_64": number(own.get(analysis_r1.LOOP_INSTRUCTIONS)),
-                "loop_total": number(own.get("sass_loop_total"), 6),
+                "loop_total": _whole(own.get("sass_loop_total")),
                 "changed": _changed(own, base) if base and kernel != FULL else BLANK,
             }
         )
     keys = ("m", "format", "variant", "per_64", "loop_total", "changed")
     nothing = "No instruction counts were recorded."
     return kit.table(keys, rows, "Instructions of the testbed's variants (compiled code)", nothing)
+
+
+def _whole(value: float | None) -> str:
+    return BLANK if absent(value) else f"{value:.0f}"
 
 
 def _changed(own: Mapping[str, float], base: Mapping[str, float]) -> str:

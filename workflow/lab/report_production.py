@@ -23,7 +23,7 @@ from lab.production import (
     byte_ratio,
     format_speeds,
 )
-from lab.r1_words import observed, percent, pick, spread, three
+from lab.r1_words import count, observed, percent, pick, spread, three
 
 
 def gap_table(kit: Tables, frame: pd.DataFrame) -> dict:
@@ -55,6 +55,10 @@ def gap_table(kit: Tables, frame: pd.DataFrame) -> dict:
     keys.remove("bf16_nv")
     shapes = int(own["shapes"].max()) if len(own) else 0
     caption = f"{PRODUCTION}, cold weights, graph replay; {shapes} shapes"
+    fewer = own[own["shapes"] < shapes].drop_duplicates(["format", "M"])
+    for row in fewer.to_dict("records"):
+        name = drawings.FORMAT_NAME[row["format"]]
+        caption += f"; {name} at M = {row['M']}: {row['shapes']}, see the failed check below"
     return kit.table(["m", *keys], rows, caption, f"{PRODUCTION} was not measured.")
 
 
@@ -100,15 +104,28 @@ def peer_table(kit: Tables, found: Analysis, campaign: Mapping[str, Any]) -> dic
     rows = []
     for (kernel, fmt), group in own.groupby(["kernel", "format"], sort=True):
         ms = sorted(set(group["M"]))
+        failed = _failed(campaign, kernel, fmt)
+        said = f"M = {ms[0]} to {ms[-1]}, {int(group['shapes'].max())} shapes"
+        if failed:
+            said += f"; but for {count(len(failed), 'problem')}, see the failed check"
         rows.append(
             {
                 "kernel": kernel,
                 "format": drawings.FORMAT_NAME.get(fmt, fmt),
                 "status_peer": "measured",
                 "tried": _tried(campaign, kernel, fmt),
-                "reason": f"M = {ms[0]} to {ms[-1]}, {int(group['shapes'].max())} shapes",
+                "reason": said,
             }
         )
+        rows += [
+            {
+                "kernel": kernel,
+                "format": drawings.FORMAT_NAME.get(fmt, fmt),
+                "status_peer": "failed",
+                "reason": one,
+            }
+            for one in failed
+        ]
     shown = {(row["kernel"], row["format"]) for row in rows}
     whole: dict[tuple[str, str, str], list[str]] = {}
     for kernel, fmt, reason in found.missing_peers:
@@ -135,6 +152,38 @@ def peer_table(kit: Tables, found: Analysis, campaign: Mapping[str, Any]) -> dic
     return kit.table(keys, rows, caption, "No peer is known.")
 
 
+def _failed(campaign: Mapping[str, Any], kernel: str, fmt: str) -> list[str]:
+    """The checks that a peer failed, one line a check: its value against the limit, and what that took away."""
+    cells, lines = campaign["cells"], []
+    for check in campaign["checks"]:
+        if (check["kernel"], check["format"]) != (kernel, fmt) or check["passed"]:
+            continue
+        place = ("kernel", "format", "shape", "N", "K", "M")
+        lost = [
+            c["regime"]
+            for c in cells
+            if c["correctness"] == "failed" and all(c[k] == check[k] for k in place)
+        ]
+        before = next(
+            (
+                other["measured"]
+                for other in campaign["checks"]
+                if all(other[k] == check[k] for k in place)
+                and other["name"] == check["name"].replace("_after", "_before")
+                and other is not check
+            ),
+            None,
+        )
+        said = (
+            f"{check['shape']} M = {check['M']}: {check['name']} measured {number(check['measured'], 4)} against the "
+            f"limit {number(check['limit'], 4)} ({check['detail']})"
+        )
+        if before is not None:
+            said += f"; before the timing it was {number(before, 4)}"
+        lines.append(said + (f". No time in {', '.join(lost)}" if lost else ""))
+    return lines
+
+
 def _tried(campaign: Mapping[str, Any], kernel: str, fmt: str) -> str:
     """How many configurations a peer was given at a point, over its cells."""
     own = [c for c in campaign["cells"] if (c["kernel"], c["format"]) == (kernel, fmt)]
@@ -154,15 +203,7 @@ def decision(found: Analysis) -> dict[str, Any]:
             f"{observed(d.room_m1)} times at M = 1 (geometric means, {d.shapes} frozen shapes). So it may take up to "
             f"{number(d.need)} times the floor and still reach {CLAIMED} times FP8 at M up to 4."
         )
-    named = {
-        PRODUCTION: "today's production path",
-        FULL: "the testbed with all factors",
-        NONE: "the testbed without any factor, which still reads every byte (a bound, not a kernel)",
-        PROBE_BALANCED: "the same on a balanced grid (a bound, not a kernel)",
-    }
-    lines += [
-        f"At M = 1, {named[name]} reaches {observed(ratio)} times FP8." for name, ratio in d.reached
-    ]
+    lines += _reach(found)
     meaning = {
         "GO": f"the floor leaves room for {CLAIMED} times FP8 at M up to 4, with the whole interval above it.",
         "NO-GO": f"even a kernel as fast as the floor would stay below {CLAIMED} times FP8 at M up to 4, or below "
@@ -177,6 +218,82 @@ def decision(found: Analysis) -> dict[str, Any]:
         f"central claim of {CLAIMED} times at M up to 4 is falsified. R1 has no such kernel yet; what it can say is "
         "whether one is possible.",
     }
+
+
+_STEPS = {
+    NONE: ("the testbed without any factor", "bound"),
+    PROBE_BALANCED: ("a balanced stream: no factor, a balanced grid", "bound"),
+    FULL: ("the testbed with all factors", "measured"),
+    PRODUCTION: (f"today's production path, {PRODUCTION}", "measured"),
+}
+
+
+def _steps(found: Analysis) -> list[tuple[str, str, float, str]]:
+    """Name, kind, speed over FP8 at M=1 on the frozen shapes, and the same with its interval; the fastest first."""
+    d = found.decision
+    steps = [(*_STEPS[name], ratio.value, observed(ratio)) for name, ratio in d.reached]
+    others = found.production[
+        (found.production["role"] == "peer")
+        & (found.production["regime"] == "cold_graph")
+        & (found.production["over"] == "frozen")
+        & (found.production["format"] == "mxfp4")
+        & (found.production["against"] == FP8.kernel)
+        & (found.production["M"] == 1)
+        & (found.production["kernel"] != PRODUCTION)
+    ]
+    for row in others.to_dict("records"):
+        steps.append(
+            (row["kernel"], "measured", row["speed"], three(row, "speed", "ci_low", "ci_high"))
+        )
+    if d.room_m1 is not None:
+        steps.append(
+            (
+                "the floor: the stream of the same bytes",
+                "bound",
+                d.room_m1.value,
+                observed(d.room_m1),
+            )
+        )
+        steps.append(("FP8, cuBLASLt", "measured", 1.0, "1"))
+    return sorted(steps, key=lambda step: -step[2])
+
+
+def _reach(found: Analysis) -> list[str]:
+    """In words: the fastest bound and the fastest kernel against what is claimed."""
+    steps = [s for s in _steps(found) if not s[0].startswith(("the floor", "FP8"))]
+    lines = []
+    for kind, what in (
+        ("bound", "bound that is no kernel"),
+        ("measured", "kernel that gives a right result"),
+    ):
+        own = [s for s in steps if s[1] == kind]
+        if own:
+            name, _, speed, said = own[0]
+            word = "enough for" if speed >= CLAIMED else "short of"
+            lines.append(
+                f"The fastest {what} at M = 1 is {name}: {said} times FP8, {word} {CLAIMED}."
+            )
+    return lines
+
+
+def decision_table(kit: Tables, found: Analysis) -> dict:
+    """The evidence: times over the floor and speeds over FP8 at M=1, from the floor to FP8."""
+    d = found.decision
+    rows = [
+        {
+            "step_name": name,
+            "step_kind": kind,
+            "step_floor": BLANK if d.room_m1 is None else number(d.room_m1.value / speed),
+            "step_fp8": said,
+            "step_enough": "yes" if speed >= CLAIMED else "no",
+        }
+        for name, kind, speed, said in _steps(found)
+    ]
+    caption = (
+        f"Evidence: MXFP4 at M = 1, geometric means of {d.shapes} frozen shapes, cold, graph replay"
+    )
+    keys = ("step_name", "step_kind", "step_floor", "step_fp8", "step_enough")
+    return kit.table(keys, rows, caption, "The floors of this campaign do not decide.")
 
 
 def speed_note(found: Analysis) -> str:

@@ -18,7 +18,7 @@ from lab import figures as drawings
 from lab.accuracy_figure import fig_accuracy
 from lab.analysis_r1 import Analysis
 from lab.decomposition import FLOOR, RANKED_M, Summary
-from lab.page import BLANK, Row, Tables, number
+from lab.page import Row, Tables, number
 from lab.production import FP8, PRODUCTION, format_speeds
 from lab.r1_words import SUMMARY_M, constant, observed, percent, pick, share, three, words
 from lab.report_causes import (
@@ -30,8 +30,16 @@ from lab.report_causes import (
     ranking_table,
     residual_table,
 )
-from lab.report_counts import experiments, profile, sass_table
-from lab.report_production import decision, gap_table, others_table, peer_table, speed_note
+from lab.report_counts import experiments, profile, profile_note, profile_rest, sass_table
+from lab.report_outcomes import closing_facts, closing_text, order_table, outcomes
+from lab.report_production import (
+    decision,
+    decision_table,
+    gap_table,
+    others_table,
+    peer_table,
+    speed_note,
+)
 from lab.waterfall import fig_waterfall
 
 #: Predictions of the source by number, and the ids of the claims that carry them.
@@ -74,11 +82,13 @@ def section(
         return None
     text = words()
     judged = {row["claim"]: row for row in verdicts.to_dict("records")}
-    facts = _facts(found)
     return {
         "campaign": found.campaign,
-        "facts": facts,
+        "facts": _facts(found, judged),
+        "outcomes": outcomes(found, judged, by_id, text["causes"]),
+        "order": order_table(kit, found, by_id, text["causes"]),
         "decision": decision(found),
+        "decision_table": decision_table(kit, found),
         "gap": gap_table(kit, found.production),
         "others": others_table(
             kit, found.production, "cold_graph", "Other kernels, cold, graph replay"
@@ -96,10 +106,13 @@ def section(
         ],
         "interactions": interactions(kit, text, found),
         "residuals": residual_table(kit, found),
+        "closing": closing_text(found),
         "refused": [f"{cell}: {why}" for cell, why in found.refused.items()],
-        "paragraphs": paragraphs(text, found),
+        "paragraphs": paragraphs(text, found, campaign),
         "experiments": experiments(kit, text, found.experiments),
         "profile": profile(kit, text, campaign),
+        "profile_rest": profile_rest(kit, text, campaign),
+        "profile_note": profile_note(campaign),
         "sass": sass_table(kit, campaign),
         "source": _source(kit, found, verdicts, by_id, claim_row),
         "families": _families(kit, verdicts, by_id),
@@ -111,7 +124,7 @@ def section(
 # ---- headline ----------------------------------------------------------------------------------------------------
 
 
-def _facts(found: Analysis) -> list[dict[str, str]]:
+def _facts(found: Analysis, judged: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
     facts = []
     for fmt in ("mxfp4", "nvfp4"):
         row = pick(
@@ -133,16 +146,8 @@ def _facts(found: Analysis) -> list[dict[str, str]]:
     if summary is not None:
         facts.append(_gap_fact(summary))
         facts += _largest_fact(summary)
-    closed = sum(d.verdict == "CLOSED" for d in found.found)
     if found.found:
-        facts.append(
-            {
-                "value": f"{closed} of {len(found.found)} cells close",
-                "text": "within 10 % of the gap by both closures: the variant without any factor against the floor, "
-                "and the time that profiler counters predict. The rest is named UNEXPLAINED, INCONCLUSIVE or NOT_RUN "
-                "below.",
-            }
-        )
+        facts += closing_facts(found, judged)
     return facts
 
 
@@ -204,9 +209,9 @@ def _source(
             if re.match(pattern, row["claim"]):
                 made = claim_row(row, by_id.get(row["claim"]))
                 made.pop("anchor", None)  # the same claim stands in full under Claims
-                rows.append(made | {"p": name, "r1_evidence": said or BLANK})
+                rows.append(made | {"p": name, "adds": said})
                 said = ""  # once is enough
-    keys = ("p", "verdict", "claim", "observed", "band90", "chance", "unit", "r1_evidence")
+    keys = ("p", "verdict", "claim", "observed", "band90", "chance", "unit")
     return kit.table(
         keys,
         rows,
@@ -228,10 +233,15 @@ def _adds(found: Analysis, name: str) -> str:
                 parts.append(f"{percent(row['speed'])} at M = {m}")
         return f"{PRODUCTION} in MXFP4 reaches of its floor: {', '.join(parts)}" if parts else ""
     if name == "P3":
-        return f"{found.decision.word} for R2, with its evidence below"
+        return f"{found.decision.word} for R2, with its evidence under Go or no-go"
     if name == "P4":
         ranked = ranking(words(), found, "frozen", RANKED_M)
-        return f"the order found: {ranked['line']}" if ranked else ""
+        if not ranked:
+            return ""
+        return (
+            f"the order found: {ranked['line']}; the number observed is the smallest difference between the shares of "
+            "neighbours in the predicted order, and below 0 the order is another one"
+        )
     if name == "P5":
         ratio = constants.get(analysis_r1.DEQUANT_RATIO)
         error = constants.get(analysis_r1.WEIGHT_ERROR)

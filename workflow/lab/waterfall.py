@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lab import figures as kit
 from lab.decomposition import BEYOND, RESIDUAL, Decomposition, Summary
+from lab.r1_words import percent
 from lab.statistics import Estimate
 
 ROW_INCHES = 0.25
@@ -75,7 +76,9 @@ def waterfall_of(found: Decomposition | Summary) -> Waterfall:
         where = f"{fmt.get(found.format, found.format)}, M={found.M}, {count}"
 
         def step(bar) -> Step:
-            stacked = bar.stacked > 0 and 2 * bar.stacked >= len(found.shapes)
+            # A part that saves time hides behind nothing.
+            hidden = bar.stacked > 0 and 2 * bar.stacked >= len(found.shapes)
+            stacked = hidden and bar.over_floor.value > 0
             return Step(_words(bar.name), bar.kind, bar.over_floor, bar.share, stacked)
 
     else:
@@ -106,19 +109,20 @@ def fig_waterfall(found: Sequence[Decomposition | Summary], *, columns: int = 3)
         raise ValueError("figure 3: no decomposed cell")
     if len({panel.unit for panel in panels}) > 1:
         raise ValueError("figure 3: summaries (x floor) and single cells (µs) in one figure")
-    unit = panels[0].unit
     # The panels of one figure have the same rows, so that causes stand at one height.
     longest = max((panel.steps for panel in panels), key=len)
     order = [step.label for step in longest]
     order += [s.label for p in panels for s in p.steps if s.label not in order]
     rows = {label: i for i, label in enumerate(dict.fromkeys(order))}
-    limits = _limits(panels) if unit == "x floor" else None
+    # Summaries of one M share an axis; another M has times of another size, whose causes would shrink to nothing.
+    by_m = [getattr(one, "M", None) for one in found]
     slug = "-".join(f"{p.title.split(chr(10))[0]}" for p in panels)
     name = f"fig3-{slug}-c{columns}"
     with matplotlib.rc_context({**kit.rc_of(name), "hatch.linewidth": 1.3}):
         fig, axes = kit.new_canvas(columns, len(panels), ROW_INCHES * len(rows) + 1.0)
         for i, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
-            _draw(ax, panel, rows, limits or _limits([panel]))
+            same = [p for p, m in zip(panels, by_m, strict=True) if m is not None and m == by_m[i]]
+            _draw(ax, panel, rows, _limits(same or [panel]))
             if i % columns:
                 ax.set_yticklabels([])
         kit.draw_legend(fig, _handles(panels), columns)
@@ -166,7 +170,7 @@ def _draw(ax: Axes, panel: Waterfall, rows: dict[str, int], limits: tuple[float,
             text = f"{end:.2f}x" if panel.unit == "x floor" else f"{end:.2f} {panel.unit}"
         else:
             ax.barh(y, end - start, left=start, height=0.62, **_bar_style(step))
-            text = "–" if step.share is None else f"{100 * step.share.value:.0f} %"
+            text = "–" if step.share is None else percent(step.share.value)
         ax.plot([low, high], [y, y], color=kit.INK, linewidth=1.5)
         for whisker in (low, high):
             ax.plot([whisker] * 2, [y - 0.14, y + 0.14], color=kit.INK, linewidth=1.1)
