@@ -11,6 +11,7 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -128,6 +129,17 @@ def test_impossible_attempts_are_refused(changes):
     records.AttemptRow(**good)
     with pytest.raises(CampaignError):
         records.AttemptRow(**(good | changes))
+
+
+def test_schema_says_the_same_of_a_row_whatever_rows_came_before():
+    rows = [{**records.to_json(recorded.cell()), "N": n} for n in (1, True, 1.0, 0, None, 0, 1)]
+    rows[-1].pop("N")
+    value = {"cells": rows}
+    whole = schema.campaign_schema()
+    part = {"$defs": whole["$defs"], "properties": {"cells": whole["properties"]["cells"]}}
+    plain = jsonschema.Draft202012Validator(part).iter_errors(value)
+    assert schema._problems(part, value) == [f"{e.json_path}: {e.message}" for e in plain]
+    assert len(schema._problems(part, value)) == 5
 
 
 def test_schema_and_rows_have_the_same_keys_and_every_key_is_described():
@@ -250,6 +262,19 @@ def test_a_dropped_leg_drops_its_block_for_every_arm_and_no_other():
         "extension": 0,
         "reasons": {"thermal": 1},
     }
+
+
+def test_logs_of_an_arm_are_in_the_order_of_its_blocks_and_pair_by_block():
+    frame = pd.DataFrame(
+        {"kernel": list("abbaa"), "block": [2, 5, 0, 0, 1], "log_time": [2.0, 5.5, 0.5, 0.0, 1.0]}
+    )
+    found = dict(samples.logs_of(frame, ["kernel"]))
+    assert list(found) == [("a",), ("b",)]
+    a, b = found[("a",)], found[("b",)]
+    assert (a.blocks.tolist(), a.logs.tolist()) == ([0, 1, 2], [0.0, 1.0, 2.0])
+    assert (b.blocks.tolist(), b.logs.tolist()) == ([0, 5], [0.5, 5.5])
+    assert [part.tolist() for part in a.paired(b)] == [[0.0], [0.5]]
+    assert dict(samples.logs_of(frame[:0], ["kernel"])) == {}
 
 
 def test_cell_time_is_the_t_interval_over_block_logs():

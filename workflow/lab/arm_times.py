@@ -14,7 +14,7 @@ import pandas as pd
 
 from lab import samples, statistics
 from lab.records import Campaign
-from lab.rows import CellRow
+from lab.rows import KEY_COLUMNS, CellRow
 from lab.statistics import Estimate
 
 
@@ -43,20 +43,20 @@ class ArmTimes:
         cells = {c.key: c for c in campaign.cells if c.correctness == "passed"}
         blocks = samples.block_times(campaign.samples)
         twin = blocks["arm"].str.endswith(samples.DUPLICATE_SUFFIX).astype(bool)
-        self._series: dict[tuple[Arm, Point], pd.Series] = {}
-        self._rows: dict[tuple[Arm, Point], CellRow] = {}
-        key = ["kernel", "format", *Point._fields]
-        for (kernel, fmt, shape, n, k, m, regime), rows in blocks[~twin].groupby(key, sort=False):
-            point = Point(str(shape), int(n), int(k), int(m), str(regime))
-            cell = cells.get((str(kernel), str(fmt), *point))
-            if cell is not None and len(rows) >= 2:
-                where = (Arm(str(kernel), str(fmt)), point)
-                self._series[where] = rows.set_index("block")["log_time"].sort_index()
-                self._rows[where] = cell
+        found: dict[tuple[Arm, Point], samples.BlockLogs] = {}
+        rows: dict[tuple[Arm, Point], CellRow] = {}
+        for key, series in samples.logs_of(blocks[~twin], KEY_COLUMNS):
+            cell = cells.get(key)
+            if cell is not None and len(series.logs) >= 2:
+                kernel, fmt, *point = key
+                where = (Arm(kernel, fmt), Point(*point))
+                found[where], rows[where] = series, cell
+        self._series = {where: found[where] for where in sorted(found)}
+        self._rows = rows
 
     def __iter__(self) -> Iterator[tuple[Arm, Point, CellRow]]:
         """Every arm at every point with its cell, in a fixed order."""
-        for arm, point in sorted(self._series):
+        for arm, point in self._series:
             yield arm, point, self._rows[arm, point]
 
     def has(self, arm: Arm, point: Point) -> bool:
@@ -70,7 +70,7 @@ class ArmTimes:
     def time(self, arm: Arm, point: Point) -> Estimate | None:
         """Time of a call (log us), or None where it was not timed."""
         series = self._series.get((arm, point))
-        return None if series is None else statistics.sample_estimate(series)
+        return None if series is None else statistics.sample_estimate(series.logs)
 
     def ratio(
         self, top: tuple[Arm, Point], bottom: tuple[Arm, Point], factor: float = 1.0
@@ -83,23 +83,23 @@ class ArmTimes:
         if over is None or under is None:
             return None
         if top[1] == bottom[1]:
-            shared = over.index.intersection(under.index)
-            if len(shared) < 2:
+            own, others = over.paired(under)
+            if len(own) < 2:
                 return None
-            found = statistics.paired_log_ratio(over[shared], under[shared])
+            found = statistics.paired_log_ratio(own, others)
         else:
             found = statistics.difference(
-                statistics.sample_estimate(over), statistics.sample_estimate(under)
+                statistics.sample_estimate(over.logs), statistics.sample_estimate(under.logs)
             )
         return Estimate(found.mean + math.log(factor), found.se, found.df)
 
     def over(self, arm: Arm, point: Point, below: pd.Series) -> Estimate | None:
         """time(arm) over the log block times `below` of the same point; None where they share no 2 blocks."""
-        series = self._series.get((arm, point))
-        shared = [] if series is None else series.index.intersection(below.dropna().index)
-        if len(shared) < 2:
+        series, below = self._series.get((arm, point)), below.dropna().sort_index()
+        if series is None:
             return None
-        return statistics.paired_log_ratio(series[shared], below[shared])
+        own, others = series.paired(samples.BlockLogs(below.index.to_numpy(), below.to_numpy()))
+        return None if len(own) < 2 else statistics.paired_log_ratio(own, others)
 
 
 class Spread(NamedTuple):

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from lab import (
     accuracy,
     analysis_r1,
     campaign_audit,
-    files,
     protocol,
     records,
     registry,
@@ -78,6 +77,7 @@ class Examination:
     campaign_problems: tuple[Problem, ...] = field(default=())
     notes: tuple[str, ...] = ()
     stopped: Problem | None = None  # what nobody foresaw in the data: nothing was judged
+    analyse: report_audit.Analyse | None = None  # made once for verdicts and report
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -118,8 +118,10 @@ def examine(
     problems = tuple(dict.fromkeys(found))
     claims = registered.claims + registered.unregistered
 
-    # Judged more than once, by all campaigns and by each alone, but computed once.
-    computed = {analysis_r1.RUNG: cache(lambda folder: computed_r1(folder, repo))}
+    # Judged more than once, by all campaigns and by each alone, but read and computed once.
+    analyse = cache(partial(report_audit.analysis, repo))
+    computed = {analysis_r1.RUNG: lambda folder: computed_r1(folder, repo, analyse)}
+    read = cache(verdicts.read_legs)
 
     def judged_by(some: list[Path]) -> tuple[Evidence, list[Verdict]]:
         evidence = Evidence.from_campaigns(
@@ -129,6 +131,7 @@ def examine(
             invalid=shelf.invalid,
             tampered=shelf.tampered | tampered,
             computed=computed,
+            read=read,
         )
         return evidence, verdicts.judge(claims, evidence, problems, registered.ids)
 
@@ -148,6 +151,7 @@ def examine(
         tuple(judged),
         tuple(campaign_problems),
         tuple(note for note in notes if note),
+        analyse=analyse,
     )
 
 
@@ -158,15 +162,13 @@ def _frozen_protocols(prereg: Path) -> dict[str, str] | None:
     return found if any(found.values()) else None
 
 
-def computed_r1(folder: Path, repo: Path) -> verdicts.Computed:
+def computed_r1(folder: Path, repo: Path, analyse: report_audit.Analyse) -> verdicts.Computed:
     """The constants that follow from the legs of an R1 campaign, and why others are missing."""
     try:
         record = accuracy.newest(repo / "data")
     except accuracy.AccuracyError:  # without a record that can be read there is no number of it
         record = None
-    shapes = files.read_json(repo / "prereg" / "shapes.json")["shapes"]
-    found = analysis_r1.of_folder(folder, shapes, record)
-    return found.constants
+    return analyse(folder, record).constants
 
 
 def _readable(folder: Path) -> bool:
@@ -424,7 +426,9 @@ def audit(
         problems.append(Problem("INVALID", campaign, reason, tuple(ids)))
     if shown is not None and examination.stopped is None:
         try:
-            problems += report_audit.problems(repo, examination.verdicts, Path(shown).absolute())
+            problems += report_audit.problems(
+                repo, examination.verdicts, Path(shown).absolute(), examination.analyse
+            )
         except Exception as error:
             reason = f"cannot be audited: {type(error).__name__}: {error}"
             problems.append(Problem("INVALID", report_audit.REPORTS, reason))

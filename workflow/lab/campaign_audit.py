@@ -247,6 +247,8 @@ def plan_problems(
 ) -> Iterator[str]:
     """Where regimes, number of blocks, extensions or the order of legs are not what the protocol prescribes."""
     runs = _runs(cells, checks)
+    # As Python's own text: the points are many and small, and Arrow's columns are slow to cut up.
+    legs = legs.astype({name: object for name in ("shape", "regime", "kernel", "format", "arm")})
     for key in sorted(set(runs) - set(legs.groupby(POINT[:-1]).groups)):
         if not all(run.lost for run in runs[key]):
             yield f"{_place(key)} has arms, but no legs"
@@ -342,10 +344,11 @@ def _arms(
     """Arms of a point in a regime by name, in the order that the plan permutes, duplicates last."""
     shape, m = point[0], point[3]
     headline = regime == frozen["regimes"]["headline"]
-    primary = part[~part["arm"].str.endswith(samples.DUPLICATE_SUFFIX).astype(bool)]
+    taken = dict.fromkeys(zip(part["kernel"], part["format"], part["arm"], strict=True))
     names = {
-        (row.kernel, row.format): row.arm
-        for row in primary[["kernel", "format", "arm"]].drop_duplicates().itertuples(index=False)
+        (kernel, fmt): arm
+        for kernel, fmt, arm in taken
+        if not arm.endswith(samples.DUPLICATE_SUFFIX)
     }
     arms, twins = [], []
     for run in runs:
@@ -388,10 +391,12 @@ def _run_problems(
             said = "is extended" if not wide else "is not extended"
             yield f"{said}, but its first {n} blocks are {'too' if wide else 'not too'} wide for the protocol"
     order = protocol.block_order(frozen, names, shape, m, regime)
-    for block, legs in part.groupby("block", sort=False):
-        seen = dict(zip(legs["position"], legs["arm"], strict=True))
+    seen: dict[int, dict[int, str]] = {}
+    for block, at, name in zip(part["block"], part["position"], part["arm"], strict=True):
+        seen.setdefault(block, {})[at] = name
+    for block, places in seen.items():
         right = {at: name for at, name in enumerate(order[block]) if name not in lost}
-        if seen != right:
+        if places != right:
             yield f"block {block}: its legs are not in the order of the frozen seed"
             return
 

@@ -132,10 +132,11 @@ def gather(blocks: pd.DataFrame) -> dict[Cell, pd.DataFrame]:
         return {}
     twin = blocks["arm"].str.endswith(DUPLICATE_SUFFIX).astype(bool)
     frame = blocks.assign(column=blocks["kernel"] + np.where(twin, DUPLICATE_SUFFIX, ""))
+    variant = frame["kernel"].str.startswith(PREFIX).astype(bool)
+    cells = frame.groupby(list(Cell._fields), sort=False).ngroup()
+    frame = frame[cells.isin(cells[variant])]
     found = {}
     for key, group in frame.groupby(list(Cell._fields), sort=False):
-        if not group["kernel"].str.startswith(PREFIX).any():
-            continue
         fmt, shape, n, k, m, regime = key
         cell = Cell(str(fmt), str(shape), int(n), int(k), int(m), str(regime))
         bad = group[~np.isfinite(group["log_time"])]

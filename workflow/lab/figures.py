@@ -7,11 +7,14 @@ A cell is drawn only if its correctness is "passed"; a time on a `correctness_on
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from xml.sax.saxutils import escape
 
 import matplotlib
@@ -280,7 +283,10 @@ def rc_of(name: str) -> dict:
 def svg_of(fig: Figure, name: str, title: str) -> str:
     """SVG text: no prolog, no metadata, ids prefixed by `name` so that many can share one page."""
     buffer = io.StringIO()
-    fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    # `savefig` draws all of a figure once more, to no file, only to lay it out.
+    fig.get_layout_engine().execute(fig)
+    fig.set_layout_engine("none")
+    fig.canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.S)
@@ -658,8 +664,11 @@ def build_all(
     campaigns: Sequence[Mapping],
     shapes: Sequence[Mapping],
     bytes_per_weight: Mapping[str, float],
+    processes: int = 1,
 ) -> dict[str, str]:
     """Every figure that the data allow, name -> SVG text; each also as `<name>_narrow` for small screens.
+
+    Drawn by so many `processes`: a figure depends on nothing but its own data.
 
     Names: fig1_latency, fig2_floor, fig4_roofline, forest/<family>/<unit> ("TB/s" as "TB-per-s"). A figure without
     data is left out: the report then shows NOT_RUN in its place.
@@ -667,27 +676,28 @@ def build_all(
     refuse_timed_reference(cells)
     newest = of_the_set(newest_cells(cells, campaigns), shapes)
     drawn = timed(newest, HEADLINE_REGIME)
-    out: dict[str, str] = {}
+    draws: dict[str, Callable[[], str]] = {}
 
-    def put(name: str, draw) -> None:
-        out[name], out[f"{name}_narrow"] = draw(False), draw(True)
+    def put(name: str, draw: Callable[..., str], wide: int = 3) -> None:
+        draws[name] = partial(draw, columns=wide)
+        draws[f"{name}_narrow"] = partial(draw, columns=1)
 
     arms = drawn[drawn["role"] != "floor"] if len(drawn) else drawn
     if len(arms):
-        put("fig1_latency", lambda slim: fig_latency(newest, shapes, columns=1 if slim else 3))
+        put("fig1_latency", partial(fig_latency, newest, shapes))
         if arms["floor_us"].notna().any():
-            put("fig2_floor", lambda slim: fig_floor_fraction(newest, columns=1 if slim else 3))
+            put("fig2_floor", partial(fig_floor_fraction, newest))
         constants = roofline_constants(campaigns)
         if constants is not None:
             bandwidth, ceilings = constants
             put(
                 "fig4_roofline",
-                lambda slim: fig_roofline(
+                partial(
+                    fig_roofline,
                     newest,
                     bytes_per_weight=bytes_per_weight,
                     bandwidth_tbps=bandwidth,
                     ceilings_tflops=ceilings,
-                    columns=1 if slim else 3,
                 ),
             )
     family = {c["id"]: c["family"] for c in claims}
@@ -697,11 +707,19 @@ def build_all(
         for (name, unit), rows in point.groupby(["family", "unit"], sort=True):
             put(
                 f"forest/{name}/{unit.replace('/', '-per-')}",
-                lambda slim, rows=rows, name=name, unit=unit: fig_forest(
-                    rows, family=name, unit=unit, columns=1 if slim else 2
-                ),
+                partial(fig_forest, rows, family=name, unit=unit),
+                wide=2,
             )
-    return out
+    # matplotlib makes so many objects that the collector would walk the campaigns again and again.
+    gc.freeze()
+    if processes == 1:
+        return {name: draw() for name, draw in draws.items()}
+    with ProcessPoolExecutor(processes) as pool:
+        return dict(zip(draws, pool.map(_drawn, draws.values()), strict=True))
+
+
+def _drawn(draw: Callable[[], str]) -> str:
+    return draw()
 
 
 def roofline_constants(campaigns: Sequence[Mapping]) -> tuple[float, dict[str, float]] | None:

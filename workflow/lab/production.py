@@ -54,10 +54,11 @@ def table(times: ArmTimes, shapes: Sequence[Mapping[str, Any]], campaign: str) -
             points.setdefault((arm, cell.role, point.regime, point.M), []).append(point)
     rows = []
     for (arm, role, regime, m), own in points.items():
-        for subset in SETS:
-            names = set(shapes_of(shapes, subset))
-            for rival in (FP8, BF16, Arm(FLOOR, arm.format)):
-                found = speeds(times, arm, rival, [p for p in own if p.shape in names])
+        for rival in (FP8, BF16, Arm(FLOOR, arm.format)):
+            ratios = speeds(times, arm, rival, own)
+            for subset in SETS:
+                names = set(shapes_of(shapes, subset))
+                found = spread([(shape, ratio) for shape, ratio in ratios if shape in names])
                 if found is not None:
                     where = (campaign, subset, arm.kernel, role, arm.format, regime, m)
                     ratio = byte_ratio(rival.format, arm.format)
@@ -70,10 +71,12 @@ def table(times: ArmTimes, shapes: Sequence[Mapping[str, Any]], campaign: str) -
     )
 
 
-def speeds(times: ArmTimes, arm: Arm, rival: Arm, points: Iterable[Point]) -> Spread | None:
-    """time(rival) / time(arm) over points of one M: geometric mean and range."""
+def speeds(
+    times: ArmTimes, arm: Arm, rival: Arm, points: Iterable[Point]
+) -> list[tuple[str, Estimate]]:
+    """time(rival) / time(arm) at those of some points where both were timed, with the name of the shape."""
     ratios = [(p.shape, times.ratio((rival, p), (arm, p))) for p in points]
-    return spread([(shape, ratio) for shape, ratio in ratios if ratio is not None])
+    return [(shape, ratio) for shape, ratio in ratios if ratio is not None]
 
 
 def _numbers(found: Spread, ratio: float) -> list[Any]:

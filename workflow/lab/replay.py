@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from lab import clocks, files, samples, seal, select, sittings, statistics
 from lab.records import CAMPAIGN, SAMPLES, TELEMETRY
@@ -79,7 +79,8 @@ def twins(legs: pd.DataFrame) -> dict[str, Any] | None:
         return None
     offs = [off for off, _, _ in found]
     largest, _, cell = max(found, key=lambda row: row[0])
-    low, high = stats.binom.interval(1 - statistics.ALPHA, len(found), statistics.ALPHA)
+    chances = special.bdtr(np.arange(len(found) + 1), len(found), statistics.ALPHA)
+    low, high = np.searchsorted(chances, [statistics.ALPHA / 2, 1 - statistics.ALPHA / 2])
     return {
         **{k: cell[k] for k in ("kernel", "format", "regime", "shape", "M")},
         "kernels": sorted({cell["kernel"] for _, _, cell in found}),

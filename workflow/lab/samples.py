@@ -7,8 +7,9 @@ another arm and has no cell.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -166,18 +167,54 @@ def block_times(samples: pd.DataFrame) -> pd.DataFrame:
     return logs.groupby(_BLOCK_TIME_COLUMNS, sort=False, as_index=False)["log_time"].mean()
 
 
+class BlockLogs(NamedTuple):
+    """Log times (log us) of an arm, shape [blocks], with the numbers of the blocks, rising."""
+
+    blocks: np.ndarray
+    logs: np.ndarray
+
+    def paired(self, other: BlockLogs) -> tuple[np.ndarray, np.ndarray]:
+        """Own and other log times of the blocks that both have, each of shape [shared]."""
+        if np.array_equal(self.blocks, other.blocks):
+            return self.logs, other.logs
+        _, own, others = np.intersect1d(self.blocks, other.blocks, return_indices=True)
+        return self.logs[own], other.logs[others]
+
+
+def logs_of(
+    blocks: pd.DataFrame, key: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], BlockLogs]]:
+    """Split a table as of `block_times` by the columns `key`: (values of the key, its logs), by first appearance.
+
+    All at once, as campaigns have thousands of arms: a data frame for each takes minutes in all.
+    """
+    if blocks.empty:
+        return
+    codes = blocks.groupby(list(key), sort=False).ngroup().to_numpy()
+    number = blocks["block"].to_numpy()
+    order = np.lexsort((number, codes))
+    order = order[codes[order] >= 0]  # pandas gives -1 where a part of the key is missing
+    ends = np.flatnonzero(np.diff(codes[order])) + 1
+    first = order[np.concatenate([[0], ends])]
+    names = blocks[list(key)].iloc[first].itertuples(index=False, name=None)
+    logs = blocks["log_time"].to_numpy(float)
+    parts = zip(np.split(number[order], ends), np.split(logs[order], ends), strict=True)
+    for name, part in zip(names, parts, strict=True):
+        yield name, BlockLogs(*part)
+
+
 def cell_times(samples: pd.DataFrame) -> dict[CellKey, CellTime]:
     """The time of every cell with at least two kept blocks: t interval over its block values, exponentiated."""
-    from lab.statistics import sample_estimate  # SciPy takes a second: only where it is needed
+    from lab.statistics import sample_estimate  # SciPy takes a moment: only where it is needed
 
     blocks = block_times(samples)
     blocks = blocks[~_duplicate_arm(blocks)]
     times = {}
-    for key, group in blocks.groupby(list(KEY_COLUMNS), sort=False):
-        if len(group) >= 2:
-            estimate = sample_estimate(group["log_time"].to_numpy())
+    for key, (_, logs) in logs_of(blocks, KEY_COLUMNS):
+        if len(logs) >= 2:
+            estimate = sample_estimate(logs)
             low, high = estimate.interval()
-            times[_plain(key)] = CellTime(estimate.value, low, high, len(group))
+            times[_plain(key)] = CellTime(estimate.value, low, high, len(logs))
     return times
 
 

@@ -83,6 +83,8 @@ CHECK_COLUMNS = ["campaign", "kernel", "format", "shape", "N", "K", "M", "name",
 Computed = tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]
 #: What gives them from a campaign's folder.
 Compute = Callable[[Path], Computed]
+#: Block values of the legs of a campaign, and (campaign, *cell) -> why a cell is invalid.
+Legs = tuple[pd.DataFrame, dict[tuple[Any, ...], str]]
 
 
 def _empty(columns: Sequence[str]) -> pd.DataFrame:
@@ -127,10 +129,8 @@ class Evidence:
         self._rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in self.cells.to_dict("records"):
             self._rows.setdefault((row["campaign"], *(row[k] for k in CELL)), []).append(row)
+        self._logs = dict(legs.logs_of(self.blocks, ["campaign", *CELL]))
         self._series: dict[tuple[Any, ...], pd.Series] = {}
-        if len(self.blocks):
-            for key, rows in self.blocks.groupby(["campaign", *CELL], sort=False):
-                self._series[key] = rows.set_index("block")["log_time"].astype(float)
 
     def asked(self, rung: str) -> list[str]:
         """Campaigns in the order in which a claim of a rung asks them: its own rung's first."""
@@ -146,7 +146,11 @@ class Evidence:
 
     def series(self, campaign: str, cell: CellKey) -> pd.Series | None:
         """Log block times of one cell, indexed by block."""
-        return self._series.get((campaign, *cell.measured))
+        key = (campaign, *cell.measured)
+        if key in self._logs and key not in self._series:  # few of the cells are asked for
+            blocks, logs = self._logs[key]
+            self._series[key] = pd.Series(logs, blocks)
+        return self._series.get(key)
 
     @classmethod
     def from_campaigns(
@@ -157,12 +161,14 @@ class Evidence:
         invalid: Mapping[str, str] | None = None,
         tampered: Mapping[str, str] | None = None,
         computed: Mapping[str, Compute] | None = None,
+        read: Callable[[Path], Legs] | None = None,
     ) -> Evidence:
         """Read recorded campaigns, the newest first; pilots are left out.
 
         ``protocol_sha256`` is that of the frozen protocol, or of each rung's: another one is a deviation.
         ``invalid`` and ``tampered`` carry reasons found elsewhere, campaign -> reason.
         ``computed``: rung -> what gives the constants that follow from a campaign's legs; they count as recorded.
+        ``read`` stands in for `read_legs`, for a caller that reads a campaign more than once.
         """
         loaded = []
         for folder in map(Path, folders):
@@ -209,12 +215,12 @@ class Evidence:
             if not record["settings_untouched"]:
                 evidence["invalid"].setdefault(name, "device settings were changed")
             try:
-                samples = legs.read_table(folder / "samples.parquet", legs.SAMPLES_SCHEMA)
+                values, dropped = (read or read_legs)(folder)
             except CampaignError as error:
                 evidence["invalid"].setdefault(name, str(error))
                 continue
-            blocks.append(_block_values(samples).assign(campaign=name))
-            evidence["invalid_cells"].update(_dropped_cells(name, samples))
+            blocks.append(values.assign(campaign=name))
+            evidence["invalid_cells"].update(dropped)
         return cls(
             cells=pd.DataFrame(cells, columns=CELL_COLUMNS),
             blocks=pd.concat(blocks) if blocks else _empty([*BLOCK_COLUMNS, "log_time"]),
@@ -248,6 +254,12 @@ def _deviation(
     if record["source"].get("dirty"):
         return "the source was dirty when it was measured"
     return None
+
+
+def read_legs(folder: Path) -> Legs:
+    """What the legs of a campaign give. CampaignError when they cannot be read."""
+    samples = legs.read_table(folder / "samples.parquet", legs.SAMPLES_SCHEMA)
+    return _block_values(samples), _dropped_cells(folder.name, samples)
 
 
 def _block_values(samples: pd.DataFrame) -> pd.DataFrame:

@@ -17,6 +17,7 @@ rule figures:
         f"{WORK}/benchmarks/figures.tsv"
     conda:
         "../../environment.yml"
+    threads: 2
     resources:
         mem_mb=2000,
     params:

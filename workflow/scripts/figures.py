@@ -20,6 +20,7 @@ with logged(snakemake.log[0]) as log:
         campaigns=[replay.described(c) for c in campaigns],
         shapes=shapes,
         bytes_per_weight=replay.weight_sizes(),
+        processes=snakemake.threads,
     )
     record = accuracy.newest(Path("data"))
     r1 = analysis_r1.chosen(campaigns)
