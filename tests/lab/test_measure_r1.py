@@ -532,3 +532,18 @@ def test_a_selection_is_a_part_of_the_plan(protocol, shapes) -> None:
         isinstance(pd.DataFrame([p.name for p in some]), pd.DataFrame)
         and Kit(some[0].shape).lost == {}
     )
+
+
+def test_versions_of_the_peers_go_into_the_record() -> None:
+    from lab.peers import Availability
+
+    class Made:
+        def __init__(self, availability):
+            self.available = lambda: availability
+
+    here = Availability(True, "humming-kernels 0.1.20, torch 2.12.1", None)
+    absent = Availability(False, None, "package vllm is not installed")
+    assert measure_r1.peer_versions([Made(here), Made(absent), Made(here)]) == {
+        "humming_kernels": "0.1.20",
+        "torch": "2.12.1",
+    }

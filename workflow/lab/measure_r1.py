@@ -362,6 +362,7 @@ def run_campaign_r1(
         log(f"warning: {bench.probe['other_processes']} other processes use {bench.probe['name']}")
     rows = [record.campaign_row() for record in builds]
     identity = header(RUNG, kind, repo, bench, rows, measured_source)
+    identity["software"] |= peer_versions(discover())
     with PartialCampaign.open(partial_root or repo / ".work" / "partial", identity) as partial:
         telemetry = device.Telemetry(protocol["telemetry"]["period_ms"])
         with telemetry:
@@ -376,6 +377,17 @@ def run_campaign_r1(
         folder = records.finalise(partial, repo / "data")
     log(f"campaign {folder.name} written")
     return folder
+
+
+def peer_versions(peers: Sequence[Peer]) -> dict[str, str]:
+    """Versions of the packages of the peers that can run here, by name with underscores, as `software` records them."""
+    found = {}
+    for peer in peers:
+        availability = peer.available()
+        if availability.installed:
+            pairs = (text.split(" ", 1) for text in (availability.version or "").split(", "))
+            found |= {name.lower().replace("-", "_"): version for name, version in pairs}
+    return found
 
 
 def chosen(
