@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,21 @@ def test_the_clock_is_zero_with_the_error_of_its_readings(small):
     assert analysis_r1.clock_term(cell, none, other).se == 0
 
 
+def test_the_clock_of_a_cell_is_that_of_the_variant_without_factors(small):
+    """A clock of another speed costs what runs: the error scales with the time of none, not with that of the whole."""
+    (d,) = analysed(small(clocks=(1980.0, 1960.0))).found
+    clock = next(c for c in d.causes if c.name == "clock")
+    none = (
+        d.floor.value
+        + (made.SHARES["launch"] + made.SHARES["grid_fill"] + made.RESIDUAL) * d.gap.value
+    )
+    full = d.full.value
+    for time, same in ((none, True), (full, False)):
+        spread = 10 / 1970  # half of the readings at either clock
+        error = time * spread / math.sqrt(d.n_blocks)
+        assert (clock.amount.se == pytest.approx(error, rel=0.02)) is same
+
+
 # Constants.
 
 
@@ -317,6 +333,16 @@ def test_what_is_wrong_by_design_is_in_no_table_of_performance(found, campaign, 
     folder = records.write(campaign, tmp_path)
     table = cells.table([folder])
     assert not wrong & set(table["kernel"]) and FULL in set(table["kernel"])
+
+
+def test_a_twin_enters_no_time(small):
+    """testbed/full#2 shows whether the harness is steady; it is no second leg of testbed/full."""
+    made_up = small(noise=0.01)
+    own = made_up.samples[made_up.samples["arm"] == f"{FULL}/mxfp4"]
+    alone = replace(made_up, samples=made_up.samples[~made_up.samples["arm"].str.endswith("#2")])
+    assert made_up.samples["arm"].eq(f"{FULL}/mxfp4#2").sum() == len(own) > 0
+    arm, point = Arm(FULL, "mxfp4"), Point("q_o_proj", 4096, 4096, 1, "cold_graph")
+    assert ArmTimes(made_up).time(arm, point) == ArmTimes(alone).time(arm, point)
 
 
 def test_experiments_to_the_digit(found):
@@ -433,6 +459,31 @@ def test_no_room_is_a_no_go_and_no_floor_is_open(speed, word):
             return True
 
     assert decide(Times(), {}, made.SHAPES).word == word
+
+
+class TimesByM:
+    """Speeds over FP8 that depend on M alone."""
+
+    def __init__(self, **speeds: float) -> None:
+        self.speeds = {int(name[1:]): speed for name, speed in speeds.items()}
+
+    def ratio(self, top, bottom, factor=1.0):
+        return Estimate(math.log(self.speeds[top[1].M]), 0.001, 5)
+
+    def has(self, arm, point):
+        return True
+
+
+def test_the_room_is_that_of_one_two_and_four_tokens_together():
+    decision = decide(TimesByM(m1=1.8, m2=1.6, m4=1.2), {}, made.SHAPES)
+    assert decision.room.value == pytest.approx((1.8 * 1.6 * 1.2) ** (1 / 3))
+    assert decision.room_m1.value == pytest.approx(1.8) and decision.word == "GO"
+    assert decide(TimesByM(m1=1.8, m2=1.6, m4=1.0), {}, made.SHAPES).word == "NO-GO"
+
+
+def test_one_token_below_the_falsifying_speed_is_a_no_go_whatever_the_others():
+    decision = decide(TimesByM(m1=1.1, m2=2.0, m4=2.0), {}, made.SHAPES)
+    assert decision.room.interval().low > CLAIMED and decision.word == "NO-GO"
 
 
 def test_an_interval_across_the_claim_is_open():

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -303,6 +304,24 @@ def test_a_report_that_differs_from_the_data_is_invalid(repo):
     assert "r2.qgemv_mx.time" in str(result.problems[0])
 
 
+def test_records_of_accuracy_are_write_once_and_hold_what_they_say(repo, repository):
+    source = next((repository / "data" / "accuracy").glob("*/accuracy.json"))
+    name = f"data/accuracy/{source.parent.name}"
+    path = repo.write(f"{name}/accuracy.json", source.read_text())
+    assert run(repo).exit_code == 0  # new, and not committed yet
+    repo.commit("accuracy")
+    assert run(repo).exit_code == 0
+    path.write_text(source.read_text().replace("2026-", "2025-", 1))
+    edited = {(p.status, p.path) for p in run(repo).problems}
+    assert edited == {("TAMPERED", f"{name}/accuracy.json"), ("INVALID", name)}
+    path.write_text("[1,")
+    assert any("cannot be read" in str(p) for p in run(repo).problems)
+    shutil.rmtree(path.parent)
+    repo.commit("gone")
+    (problem,) = run(repo).problems
+    assert problem.status == "TAMPERED" and "edited or removed" in problem.reason
+
+
 def report_of(repo):
     """The report of a repository, without pictures; gives its table of verdicts."""
     reports = repo.root / "reports"
@@ -366,6 +385,62 @@ def test_sums_that_were_redone_do_not_hide_an_edited_table(repo):
     report_audit.write_sums(repo.root / "reports")
     result = run(repo, shown=shown)
     assert {p.path for p in result.problems} == {"reports/cells.csv"}
+
+
+@pytest.mark.parametrize("name", analysis_r1.empty_tables())
+def test_sums_that_were_redone_do_not_hide_an_edited_table_of_r1(repo, name):
+    shown = report_of(repo)
+    path = repo.root / "reports" / f"{name}.csv"
+    path.write_text(path.read_text() + "\n")
+    report_audit.write_sums(repo.root / "reports")
+    (problem,) = run(repo, shown=shown).problems
+    assert problem.path == f"reports/{name}.csv" and "is not what the data give" in problem.reason
+
+
+def test_other_line_ends_and_another_order_are_named(repo):
+    shown = report_of(repo)
+    path = repo.root / "reports" / "cells.csv"
+    right = path.read_bytes()
+    path.write_bytes(right.replace(b"\n", b"\r\n"))
+    report_audit.write_sums(repo.root / "reports")
+    (problem,) = run(repo, shown=shown).problems
+    assert problem.path == "reports/cells.csv" and "other line ends" in problem.reason
+    head, first, second, *rest = right.decode().splitlines(keepends=True)
+    path.write_text("".join([head, second, first, *rest]))
+    report_audit.write_sums(repo.root / "reports")
+    (problem,) = run(repo, shown=shown).problems
+    assert "rows in another order, or repeated, from line 2 on" in problem.reason
+
+
+def test_a_row_is_named_by_what_it_is_about():
+    name = "r1-nvidia-h200-20261130-84162b1ed90b"
+    row = f"{name},cell,1,mxfp4,q_o_proj,4096,4096,16,cold_graph,launch,term,-0.1"
+    assert report_audit._row_name(row) == "cell 1 mxfp4 q_o_proj 4096 4096 16 cold_graph launch"
+    assert report_audit._row_name("r1.cause.launch.m1,R1,point") == "r1.cause.launch.m1"
+
+
+def recorded_of_r1(monkeypatch, name):
+    def found(repo, rung=None):
+        return [SimpleNamespace(id=name)] if rung in (None, "R1") else []
+
+    monkeypatch.setattr(report_audit.select, "recorded_campaigns", found)
+
+
+def test_a_report_without_a_recorded_rung_is_invalid(repo, monkeypatch):
+    """A campaign of R1 that no table shows: sums and README may be redone, the campaign is there."""
+    shown = report_of(repo)
+    recorded_of_r1(monkeypatch, "r1-new")
+    (problem,) = run(repo, shown=shown).problems
+    assert problem.path == "reports/cells.csv"
+    assert "shows no campaign of R1, though r1-new is recorded" in problem.reason
+
+
+def test_tables_of_r1_without_the_campaign_of_the_cells_are_invalid(repo, monkeypatch):
+    shown = report_of(repo)
+    recorded_of_r1(monkeypatch, repo.folder.name)
+    found = run(repo, shown=shown).problems
+    assert {p.path for p in found} == {f"reports/{n}.csv" for n in analysis_r1.empty_tables()}
+    assert all(f"does not show {repo.folder.name}, as cells.csv does" in p.reason for p in found)
 
 
 NEWER = {"name": "r2-new-20261202-0", "created_utc": "2026-12-02T00:00:00Z"}

@@ -175,6 +175,70 @@ def test_a_changed_source_of_others_and_a_missing_one_are_seen():
     assert "crossover_m_fp3 follows from no others" in text
 
 
+def test_a_value_outside_its_own_interval_is_named():
+    found = {"launch_floor_us": constants()["bf16_peak_tflops"]}
+    assert list(campaign_audit.constant_problems(found)) == []
+    found["launch_floor_us"]["value"] *= 2
+    (text,) = campaign_audit.constant_problems(found)
+    assert "constant launch_floor_us: its value 1360.0 is outside its own interval" in text
+    exact = {"launch_floor_us": constants()["bf16_peak_tflops"] | {"ci_low": None, "ci_high": None}}
+    assert list(campaign_audit.constant_problems(exact)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "share/launch",
+        "share/residual/mxfp4/4096x4096/m1/cold_graph",
+        "largest_residual_fraction_m1",
+    ],
+)
+def test_what_legs_alone_give_is_no_recorded_constant(name):
+    (text,) = campaign_audit.constant_problems({name: constants()["bf16_peak_tflops"]})
+    assert f"constant {name} is recorded, but follows from legs alone" == text
+
+
+# Counters.
+
+
+def counters():
+    """Counter rows of the one cell of `row`: bytes read, their ratio, and two opcodes with their sum."""
+    own = {key: row()[key] for key in ("kernel", "format", "shape", "N", "K", "M")}
+    rest = {"regime": "cold_loop", "unit": "x", "tool": "made up"}
+    values = {
+        campaign_audit.READ: 2.0 * 4096 * 4096,
+        campaign_audit.RATIO: 2.0,
+        "sass_MOV": 3.0,
+        "sass_EXIT": 1.0,
+        "sass_loop_total": 2.0,
+        "sass_total": 4.0,
+    }
+    return [{**own, **rest, "metric": name, "value": value} for name, value in values.items()]
+
+
+def test_counters_that_agree_are_sound():
+    assert list(campaign_audit.counter_problems([row()], counters())) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "word"),
+    [
+        (0, {"N": 999}, "which was not measured"),
+        (4, {"kernel": "testbed/nonesuch"}, "which was not measured"),
+        (0, {"value": 1.0}, "gives"),
+        (1, {"value": 1.0}, "is 1.0, but dram__bytes_read.sum gives 2.0"),
+        (2, {"value": 4.0}, "sass_total of cublaslt_fp8"),
+        (5, {"value": 5.0}, "is 5, but its opcodes add up to 4"),
+        (4, {"metric": "sass_total", "value": 4.0}, "is given twice"),
+    ],
+)
+def test_a_counter_that_cannot_be_is_named(at, change, word):
+    found = counters()
+    found[at] |= change
+    (text,) = campaign_audit.counter_problems([row()], found)
+    assert word in text
+
+
 def test_constants_without_legs_are_noted_in_a_line(tmp_path):
     folder = recorded.planned_campaign(tmp_path, FROZEN, constants=constants())
     note = campaign_audit.without_legs(folder)
@@ -363,6 +427,41 @@ def test_readings_of_another_sitting_say_nothing_of_a_leg():
     assert "and were kept" in drops(pd.concat([leg_frame(), leg_frame()], ignore_index=True), hot)
 
 
+# The clock of the legs.
+
+
+def timed_legs():
+    """Four legs of 250 us that the host saw from their start on for 300 us, in two sittings."""
+    frame = recorded.legs(blocks=1)[:4].copy()
+    frame["t_n_us"], frame["t_2n_us"] = 100.0, 150.0
+    frame["start_ns"] = [0, 400_000, 0, 400_000]
+    frame["end_ns"] = frame["start_ns"] + 300_000
+    return frame
+
+
+def test_legs_one_after_the_other_that_fit_into_their_time_are_sound():
+    assert list(campaign_audit.span_problems(timed_legs())) == []
+    looped = timed_legs().assign(t_2n_us=np.nan, t_n_us=300.0)
+    assert list(campaign_audit.span_problems(looped)) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "word"),
+    [
+        ("t_n_us", 151.0, "1 legs took longer than from their start to their end"),
+        ("t_2n_us", 201.0, "1 legs took longer"),
+        ("start_ns", 299_000, "1 legs began before the leg before them had ended"),
+    ],
+)
+def test_a_leg_that_the_clock_does_not_allow_is_named(column, value, word):
+    frame = timed_legs()
+    frame.loc[frame.index[1], column] = value
+    if column == "start_ns":
+        frame.loc[frame.index[1], "end_ns"] = value + 300_000
+    (text,) = campaign_audit.span_problems(frame)
+    assert word in text and f"of {frame['arm'].iloc[1]} q_o_proj M=1" in text
+
+
 # A whole campaign, and what refuses one.
 
 
@@ -416,6 +515,20 @@ def test_a_campaign_of_another_source_is_tampered(shelf):
     folder = measure(shelf, source=source.describe(shelf.root) | {"tree_digest": "0" * 64})
     (found,) = problems(shelf, folder)
     assert found.status == "TAMPERED" and folder.name in found.path
+
+
+def test_a_whole_campaign_is_held_against_the_clock_of_its_legs_and_its_counters(
+    shelf, monkeypatch
+):
+    point = recorded.planned_point(FROZEN)
+    point["samples"]["end_ns"] = point["samples"]["start_ns"] + 1
+    seen = []
+    monkeypatch.setattr(
+        campaign_audit, "counter_problems", lambda cells, rows: seen.append(rows) or ["odd counter"]
+    )
+    found = said(problems(shelf, measure(shelf, point)))
+    assert "took longer than from their start" in found and "odd counter" in found
+    assert seen == [[]]
 
 
 def test_a_rule_that_meets_what_it_does_not_know_ends_in_invalid(shelf):

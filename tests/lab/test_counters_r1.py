@@ -569,7 +569,10 @@ AT = Cell("mxfp4", "q_o_proj", 4096, 4096, 1, "cold_graph")
 
 
 def test_the_prediction_of_a_campaign_takes_its_own_launch_and_clock() -> None:
-    rows = [*life(), counter("smsp__warps_launched.sum", 5.0, kernel="testbed/none")]
+    name = "smsp__warps_launched.sum"
+    rows = [*life(), counter(name, 5.0, kernel="testbed/none")]
+    for other in ({"format": "nvfp4"}, {"shape": "kv_gqa"}, {"M": 16}):
+        rows.append(counter(name, 5.0) | other)
     found = counters_r1.prediction(campaign(rows), AT)
     assert found.value == pytest.approx(2.1 + 5.0)  # the dropped leg and M=16 stay out
     assert found.se == 0
@@ -591,6 +594,9 @@ def test_dram_bytes_prove_that_a_profile_of_unknown_passes_was_cold(fraction, co
         {"metric": "b", "regime": "cold_loop", "value": 3.0},
     ]
     found = counters_r1.proven_cold(rows, 1_000_000)
+    # Of several readings the lowest decides: each replay must have found nothing in L2.
+    warm = [*rows, {"metric": "dram__bytes_read.sum", "regime": "cold_loop", "value": 0.5e6}]
+    assert counters_r1.proven_cold(warm, 1_000_000) == warm
     if not cold:
         assert found == rows
         return

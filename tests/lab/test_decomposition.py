@@ -17,6 +17,7 @@ from scipy import stats
 from lab import claims, samples, statistics, verdicts
 from lab import decomposition as dec
 from lab.decomposition import FACTORS, FULL, NONE, Cell
+from lab.protocol import file_of
 from lab.statistics import Estimate
 
 CELL = Cell("mxfp4", "q_o_proj", 4096, 4096, 1, "cold_graph")
@@ -183,6 +184,15 @@ def test_terms_by_block_and_from_elsewhere():
     # What is uncertain in a term is uncertain in the residual, and in nothing else.
     assert found.residual.amount.se > 0.08 > cause(found, "dequant_issue").amount.se
     assert sum(c.share.mean for c in (*found.causes, found.residual)) == pytest.approx(1)
+
+
+def test_a_share_is_the_ratio_of_the_means():
+    """A block whose gap is small by chance has no more weight than its gap: a mean of ratios would give 0.6."""
+    part, gap = dec.Amount(np.array([1.0, 2.0])), dec.Amount(np.array([1.0, 10.0]))
+    share = part.over(gap)
+    assert share.value == pytest.approx(3.0 / 11.0)
+    # Linearised: (part - share x gap) / mean gap is +-(1 - 3/11) / 5.5 about the share.
+    assert share.se == pytest.approx((1 - 3 / 11) / 5.5)
 
 
 def test_a_constant_becomes_an_estimate():
@@ -374,6 +384,27 @@ def test_monotone_drift_within_blocks_gives_a_dead_factor_no_share():
     assert sum(found.a_a_differs for found in runs) <= limit
     assert abs(np.mean([share.value for share in shares])) < 0.003
     assert {cause(found, "weight_load").label for found in runs} == {"effect"}
+
+
+def test_an_injected_delay_of_two_percent_is_detected_at_the_planned_blocks(repository):
+    """A factor that delays every variant that has it by 2%, in the blocks of the protocol, under drift and noise."""
+    planned = json.loads((repository / file_of("R1")).read_text())["blocks"]["small_m"]
+    parts = PARTS | {"dequant_issue": 0.0}
+
+    def share(delay, seed):
+        truth = {k: added(parts)(dec.present_factors(k)) for k in dec.variants()}
+        for kernel in truth:
+            if "dequant_issue" in dec.present_factors(kernel):
+                truth[kernel] *= 1 + delay
+        truth[dec.FLOOR] = FLOOR_US
+        made = legs(truth, linear, n=planned, noise=0.01, seed=seed)
+        ((cell, found),) = dec.gather(samples.block_times(made)).items()
+        return cause(dec.decompose(cell, found, terms={}), "dequant_issue").share
+
+    runs = range(40)
+    detected = sum(share(0.02, seed).interval().low > 0 for seed in runs)
+    falsely = sum(not in_interval(share(0.0, seed), 0) for seed in runs)
+    assert detected >= 38 and falsely <= stats.binom.interval(0.999, 40, 0.05)[1]
 
 
 def test_a_drift_that_is_linear_cancels_to_the_last_digits():

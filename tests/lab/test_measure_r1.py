@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -13,12 +16,12 @@ import pytest
 import recorded
 from made_up_arms import FakeArm, FakeTimer
 
-from lab import cells, decomposition, measure, measure_r1, plan_r1, records
+from lab import campaign_audit, cells, decomposition, measure, measure_r1, plan_r1, records
 from lab.journal import PartialCampaign, check_point
 from lab.measure_r1 import Budget, ChainPair, Kit, Unfinished, Workshop
 from lab.peers import Availability
 from lab.protocol import file_of
-from lab.rows import INVALID_BY_DESIGN, AttemptRow
+from lab.rows import INVALID_BY_DESIGN, AttemptRow, to_json
 from lab.samples import DUPLICATE_SUFFIX, block_times, cell_times
 
 SHAPE = {"name": "q_o_proj", "N": 4096, "K": 4096}
@@ -460,6 +463,68 @@ def test_without_minutes_it_goes_to_the_end(workshop, protocol, shapes, tmp_path
     shop, _ = workshop()
     partial, stopped = run(shop, tmp_path, points, Budget(None))
     assert stopped is None and len(partial.finished) == 2
+
+
+def killed_when(step: str, count: int, measuring: Any) -> None:
+    """Run `measuring` in a process that kill -9 ends when it comes to `step` (or to a journal line of that type)."""
+
+    def body() -> None:
+        owner, name = {
+            "leg": (FakeTimer, "_leg"),
+            "between": (measure_r1, "take_point"),
+        }.get(step, (PartialCampaign, "_append"))
+        real, seen = getattr(owner, name), []
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if name != "_append" or args[1]["type"] == step:
+                seen.append(step)
+            if len(seen) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        setattr(owner, name, counted)
+        measuring()
+
+    child = multiprocessing.get_context("fork").Process(target=body)
+    child.start()
+    child.join(timeout=120)
+    assert child.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("step", "count", "kept", "crashed"),
+    [
+        ("leg", 150, 0, 1),  # within the first point
+        ("leg", 300, 1, 1),  # within a later one
+        ("between", 2, 1, 0),
+        ("point", 2, 1, 1),  # its legs are on disk, its line is not
+        ("attempt", 1, 1, 1),  # it is finished, its attempt is not
+    ],
+)
+def test_a_killed_process_loses_the_point_that_it_was_at(
+    workshop, protocol, shapes, tmp_path, step, count, kept, crashed
+) -> None:
+    peers = [FakePeer("peer/humming_bf16")]
+    points = planned(protocol, shapes, peers, "kv_gqa/M1", "kv_gqa/M2", "kv_gqa/M4")
+    shop, _ = workshop(*peers)
+    killed_when(step, count, lambda: run(shop, tmp_path / "partial", points, Budget(None)))
+    header = recorded.header(rung="R1")
+    with PartialCampaign.open(tmp_path / "partial", header) as left:
+        assert len(left.finished) == kept
+        statuses = [a.status for a in left.contents().attempts if a.stage == "point"]
+        assert statuses.count("crashed") == crashed
+    shop, _ = workshop(*peers)
+    partial, stopped = run(shop, tmp_path / "partial", points, Budget(None))
+    assert stopped is None and list(partial.finished) == [p.name for p in points]
+    with partial:
+        folder = records.finalise(partial, tmp_path / "data")
+    assert records.verify(folder) == []
+    whole = records.load(folder)
+    rows = [to_json(c) for c in whole.cells]
+    found = campaign_audit.plan_problems(
+        protocol, rows, [to_json(c) for c in whole.checks], whole.samples
+    )
+    assert list(found) == []
 
 
 def test_a_budget_leaves_room_for_a_step_as_long_as_the_longest() -> None:

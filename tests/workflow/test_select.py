@@ -272,6 +272,10 @@ def test_the_archive_to_import_has_to_be_there(tmp_path: Path) -> None:
         ({"meassure": "never"}, "meassure is not a setting; settings are measure, campaign"),
         ({"campaign": "r0"}, "campaign=r0: "),
         ({"minutes": 0}, "minutes=0: 0 is less than or equal to the minimum"),
+        ({"minutes": -1}, "minutes=-1: -1 is less than or equal to the minimum"),
+        ({"minutes": "abc"}, "minutes=abc: 'abc' is not of type 'number'"),
+        ({"minutes": float("nan")}, "minutes=nan is no number"),
+        ({"minutes": float("inf")}, "minutes=inf is no number"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(repository: Path, change: dict, words: str) -> None:

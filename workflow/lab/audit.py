@@ -45,6 +45,7 @@ from qgemm_mx.formats import DENSE_BYTES, FORMATS, bytes_per_weight
 
 EXIT = {"OK": 0, "TAMPERED": 3, "INVALID": 4, "UNVERIFIABLE": 5}
 CAMPAIGNS = select.CAMPAIGNS.as_posix()
+ACCURACY = "data/accuracy"
 CUDA = rungs.KERNELS.as_posix()
 ANSWER = ("kernel", "format", "N", "K", "M")  # what a claim asks for, whatever its regime
 NO_KERNEL = (".json", ".md")  # sidecars and prose beside the kernels
@@ -114,6 +115,7 @@ def examine(
     entries = {path.name: path for path in (*campaign_audit.shelf_entries(repo), *folders)}
     shelf = campaign_audit.inspect(repo, list(entries.values()), verify_campaign, rules)
     campaign_problems += shelf.problems
+    campaign_problems += accuracy_problems(repo)
     used = [f for f in folders if f.name not in shelf.invalid or _readable(f)]
     problems = tuple(dict.fromkeys(found))
     claims = registered.claims + registered.unregistered
@@ -190,19 +192,8 @@ def _edited_campaigns(repo: Path) -> tuple[dict[str, str], list[Problem], list[P
     held any cell, so they touch every claim) and those of edited ones (which spoil what is judged
     by them).
     """
-    options = ("--no-renames", "--diff-filter=MTD", "--name-only")
-    try:
-        git = Git(repo)
-        past = git.text("log", "--full-history", "-m", *options, "--format=", "--", CAMPAIGNS)
-        # Not `git diff`: it trusts the index, which can be told to pass over a file.
-        held = git.tree(CAMPAIGNS)
-    except Unverifiable:
-        return {}, [], []  # history() reports it
-    present = [name for name, blob in held.items() if not registry.same_bytes(repo / name, *blob)]
     reasons, removed, edited = {}, [], []
-    for name in dict.fromkeys([*past.split("\n"), *present]):
-        if not name:
-            continue
+    for name in _edited_files(repo, CAMPAIGNS):
         campaign = Path(name).relative_to(CAMPAIGNS).parts[0]
         if (repo / CAMPAIGNS / campaign).exists():
             problem = Problem("TAMPERED", name, "a committed campaign was edited: it is write-once")
@@ -212,6 +203,35 @@ def _edited_campaigns(repo: Path) -> tuple[dict[str, str], list[Problem], list[P
             removed.append(problem)
         reasons[campaign] = str(problem)
     return reasons, removed, edited
+
+
+def _edited_files(repo: Path, where: str) -> list[str]:
+    """Files below `where` that some commit or the working tree changed or removed, after they were committed."""
+    options = ("--no-renames", "--diff-filter=MTD", "--name-only")
+    try:
+        git = Git(repo)
+        past = git.text("log", "--full-history", "-m", *options, "--format=", "--", where)
+        # Not `git diff`: it trusts the index, which can be told to pass over a file.
+        held = git.tree(where)
+    except Unverifiable:
+        return []  # history() reports it
+    present = [name for name, blob in held.items() if not registry.same_bytes(repo / name, *blob)]
+    return [name for name in dict.fromkeys([*past.split("\n"), *present]) if name]
+
+
+def accuracy_problems(repo: Path) -> list[Problem]:
+    """Records of accuracy are written once too, and each must be what its schema and its name say."""
+    found = [
+        Problem("TAMPERED", name, "a committed record of accuracy was edited or removed")
+        for name in _edited_files(repo, ACCURACY)
+        if Path(name).name == accuracy.FILE
+    ]
+    for path in sorted((repo / ACCURACY).glob(f"*/{accuracy.FILE}")):
+        try:
+            accuracy.load(path.parent)
+        except accuracy.AccuracyError as error:
+            found.append(Problem("INVALID", f"{ACCURACY}/{path.parent.name}", str(error)))
+    return found
 
 
 def order_problems(

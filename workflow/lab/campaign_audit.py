@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import files, plan_r1, protocol, records, registry, samples, seal, select, source
+from lab import (
+    analysis_r1,
+    files,
+    plan_r1,
+    protocol,
+    records,
+    registry,
+    samples,
+    seal,
+    select,
+    source,
+)
 from lab.derived import derived, is_derived
 from lab.device import THROTTLE_REASONS
 from lab.registry import Problem
@@ -29,7 +40,12 @@ COLD = records.FLOOR_REGIME
 # reading out is wrong by design and has no time at all.
 NEED_NO_FLOOR = ("floor",)
 AFTER = "_after"  # the checks of an arm after its legs: one that fails only there was timed, and lost its legs
-TOLERANCE = 1e-9  # of a constant that follows from others
+TOLERANCE = 1e-9  # of a constant or a counter that follows from others
+SHARE = "share/"  # of a constant that is the share of a cause
+# Counters that follow from others, by name (lab.counters, lab.counters_r1, lab.sass_counts).
+RATIO, READ = "dram_bytes_over_weight_bytes", "dram__bytes_read.sum"
+SASS, TOTAL = "sass_", "sass_total"
+TOTALS = (TOTAL, "sass_loop_total")
 # A reading every period is asked for; a thread may be late, but a leg without one for this long was not watched.
 UNWATCHED_PERIODS = 25
 SEE = "see what is said of "  # the campaign: its reasons are given once, not with every claim
@@ -96,7 +112,10 @@ def problems(repo: Path, folder: Path) -> list[Problem]:
     frozen = _frozen_protocol(repo, record["rung"])
     plan = frozen[0].get("plan") if frozen is not None else None
     floors = plan["floors"] if plan is not None else None
+    if frozen is None:  # said elsewhere; which streams were owed nobody knows
+        floors = ()
     reasons = [*byte_problems(record["cells"], floors), *constant_problems(record["constants"])]
+    reasons += counter_problems(record["cells"], record["counters"])
     if (
         frozen is not None and record["protocol_sha256"] == frozen[1]
     ):  # else the verdict is DEVIATED
@@ -108,6 +127,7 @@ def problems(repo: Path, folder: Path) -> list[Problem]:
         if plan is not None and record["kind"] == "campaign":  # a pilot may be a part
             shapes = files.read_json(repo / "prereg" / "shapes.json")["shapes"]
             reasons += point_problems(frozen[0], shapes, record["cells"])
+        reasons += span_problems(legs)
         reasons += drop_problems(frozen[0], legs, readings)
     return [Problem(status, name, reason) for status, reason in found] + [
         Problem("INVALID", name, reason) for reason in reasons
@@ -203,7 +223,14 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def constant_problems(constants: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Constants that do not follow from those that they are computed of."""
+    """Constants outside their own interval, that only legs can give, or that do not follow from others."""
+    for name, row in constants.items():
+        low, high = row["ci_low"], row["ci_high"]
+        if low is not None and high is not None and not low <= row["value"] <= high:
+            yield f"constant {name}: its value {row['value']} is outside its own interval {low} to {high}"
+        if name.startswith(SHARE) or analysis_r1.gives(name):
+            # Recorded, it would stand in where the legs of an R1 campaign give none.
+            yield f"constant {name} is recorded, but follows from legs alone"
     said = {name: row for name, row in constants.items() if is_derived(name)}
     if not said:
         return
@@ -219,6 +246,42 @@ def constant_problems(constants: Mapping[str, Mapping[str, Any]]) -> Iterator[st
         for key in ("value", "ci_low", "ci_high"):
             if row[key] is None or not math.isclose(row[key], right[name][key], rel_tol=TOLERANCE):
                 yield f"constant {name}: {key} is {row[key]}, but {right[name]['how']} gives {right[name][key]}"
+
+
+# Counters.
+
+
+def counter_problems(
+    cells: Sequence[Mapping[str, Any]], counters: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Counter rows of what was not measured, that occur twice, or that contradict each other.
+
+    Two kinds follow from others: bytes read over the bytes of the weights, and the instructions of an entry, which are
+    those of its opcodes.
+    """
+    key = ("kernel", "format", "shape", "N", "K", "M")
+    measured = {tuple(cell[k] for k in key) for cell in cells}
+    groups: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in counters:
+        place = tuple(row[k] for k in key)
+        name = name_of((*place, row["regime"]))
+        if place not in measured:
+            yield f"counter {row['metric']} is of {name}, which was not measured"
+            continue
+        group = groups.setdefault((*place, row["regime"]), {})
+        if row["metric"] in group:
+            yield f"counter {row['metric']} of {name} is given twice"
+        group[row["metric"]] = row["value"]
+    for place, group in groups.items():
+        _, fmt, _, n, k, *_ = place
+        if {RATIO, READ} <= set(group):
+            right = group[READ] / weight_bytes(fmt, n, k)
+            if not math.isclose(group[RATIO], right, rel_tol=TOLERANCE):
+                yield f"counter {RATIO} of {name_of(place)} is {group[RATIO]}, but {READ} gives {right}"
+        if TOTAL in group:
+            opcodes = [name for name in group if name.startswith(SASS) and name not in TOTALS]
+            if group[TOTAL] != (right := sum(group[name] for name in opcodes)):
+                yield f"counter {TOTAL} of {name_of(place)} is {group[TOTAL]:g}, but its opcodes add up to {right:g}"
 
 
 def without_legs(folder: Path) -> str | None:
@@ -401,6 +464,28 @@ def _run_problems(
             return
 
 
+# The clock of the legs.
+
+
+def span_problems(legs: pd.DataFrame) -> Iterator[str]:
+    """Legs that took longer on the device than on the host's clock, or that began before the one before had ended."""
+    took = (legs["t_n_us"] + legs["t_2n_us"].fillna(0.0)).to_numpy() * 1e3
+    start, end = legs["start_ns"].to_numpy(), legs["end_ns"].to_numpy()
+    early = np.zeros(len(legs), bool)
+    # A start before that of the leg before is another sitting's clock.
+    early[1:] = (start[1:] < end[:-1]) & (start[1:] >= start[:-1])
+    for bad, what in (
+        (took > end - start, "took longer than from their start to their end"),
+        (early, "began before the leg before them had ended"),
+    ):
+        if count := int(np.count_nonzero(bad)):
+            yield f"{count} legs {what}, the first of {_leg(legs.iloc[int(np.argmax(bad))])}"
+
+
+def _leg(leg: pd.Series) -> str:
+    return f"{leg['arm']} {leg['shape']} M={leg['M']} {leg['regime']} block {leg['block']}"
+
+
 # Dropped legs.
 
 
@@ -447,9 +532,7 @@ def _drop_problems(
 
     def say(bad: np.ndarray, what: str) -> Iterator[str]:
         if count := int(np.count_nonzero(bad)):
-            leg = legs.iloc[int(np.argmax(bad))]
-            where = f"{leg['arm']} {leg['shape']} M={leg['M']} {leg['regime']} block {leg['block']}"
-            yield f"{count} legs {what}, the first of {where}"
+            yield f"{count} legs {what}, the first of {_leg(legs.iloc[int(np.argmax(bad))])}"
 
     far = UNWATCHED_PERIODS * margin
     yield from say(

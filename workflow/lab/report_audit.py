@@ -10,12 +10,23 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
 import rfc8785
 
-from lab import accuracy, analysis_r1, campaign_audit, cells, readme, seal, verdicts
+from lab import (
+    accuracy,
+    analysis_r1,
+    campaign_audit,
+    cells,
+    readme,
+    records,
+    seal,
+    select,
+    verdicts,
+)
 from lab.analysis_r1 import Analysis
 from lab.files import read_json, sha256, write_text
 from lab.registry import Problem
@@ -26,6 +37,7 @@ REPORTS = "reports"
 VERDICTS, CELLS, SUMS = "verdicts.csv", "cells.csv", "SHA256SUMS.json"
 README = "README.md"
 AGAIN = "run snakemake --cores 2"
+MOST_PARTS = 9  # of a row that name it: the numbers come after
 
 #: Gives the analysis of a campaign of R1, of its folder and of that of the accuracy record.
 Analyse = Callable[[Path, Path | None], Analysis]
@@ -86,8 +98,22 @@ def _differs(path: Path, right: str) -> Iterator[str]:
     extra = [line for line in wanted if line not in shown]
     extra += [line for line in there if line not in given]
     if extra or there != wanted:
-        first = extra[0].split(",")[0] if extra else "a row"
-        yield f"is not what the data give ({len(extra)} differing rows, first of {first}): {AGAIN}"
+        line = next(n for n, (a, b) in enumerate(zip_longest(there, wanted), 1) if a != b)
+        what = f"rows in another order, or repeated, from line {line} on"
+        if extra:
+            what = (
+                f"{len(extra)} differing rows, first of {_row_name(extra[0])}; from line {line} on"
+            )
+        yield f"is not what the data give ({what}): {AGAIN}"
+    elif path.read_bytes() != right.encode():
+        yield f"has the rows that the data give, but other line ends: {AGAIN}"
+
+
+def _row_name(row: str) -> str:
+    """What a row of a table is about: its claim, or what it says after the campaign that all rows share."""
+    campaign, *rest = row.split(",")
+    known = records.ID_PATTERN.fullmatch(campaign) is not None
+    return " ".join(part for part in rest[:MOST_PARTS] if part) if known and rest else campaign
 
 
 def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
@@ -106,6 +132,11 @@ def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
     if not named and campaign_audit.shelf_entries(repo):
         yield "shows no campaign, though one is recorded"
         return
+    for rung in select.MEASURED:
+        recorded = [campaign.id for campaign in select.recorded_campaigns(repo, rung)]
+        if recorded and not set(recorded) & set(named):
+            yield f"shows no campaign of {rung}, though {recorded[-1]} is recorded: {AGAIN}"
+            return
     try:
         # Every campaign was verified, or has its reasons, before.
         right = cells.table(folders.values(), verify=lambda folder: [])
@@ -124,6 +155,8 @@ def _r1_problems(repo: Path, analyse: Analyse) -> list[tuple[Path, str]]:
     try:
         shown = sorted({c for path in names for c in pd.read_csv(path)["campaign"].unique()})
         found = None
+        if lost := sorted(_campaigns_of_r1(repo) - set(shown)):
+            return [(path, f"does not show {lost[0]}, as {CELLS} does: {AGAIN}") for path in names]
         if shown:
             folder = repo / campaign_audit.FOLDER / str(shown[0])
             if len(shown) > 1 or not folder.is_dir():
@@ -137,6 +170,15 @@ def _r1_problems(repo: Path, analyse: Analyse) -> list[tuple[Path, str]]:
         for name, table in fresh.items()
         for reason in _differs(reports / f"{name}.csv", analysis_r1.to_csv(table))
     ]
+
+
+def _campaigns_of_r1(repo: Path) -> set[str]:
+    """The recorded campaigns of R1 that the table of cells shows; none where it cannot be read."""
+    recorded = {campaign.id for campaign in select.recorded_campaigns(repo, analysis_r1.RUNG)}
+    try:
+        return recorded & set(cells.read(repo / REPORTS / CELLS)["campaign"])
+    except (OSError, ValueError, KeyError):  # said of the table of cells
+        return set()
 
 
 def _readme_problems(repo: Path, right: str) -> Iterator[str]:

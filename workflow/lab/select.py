@@ -7,6 +7,7 @@ asking NVML for its UUID.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,8 @@ def check_settings(config: Mapping[str, Any], schema: Mapping[str, Any]) -> None
             raise SelectError(f"{name} is not a setting; settings are {', '.join(known)}")
         raise SelectError(f"setting {name} is missing")
     for name, value in config.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SelectError(f"{name}={value} is no number. {known[name]['description']}")
         for error in Draft202012Validator(known[name]).iter_errors(value):
             shown = ",".join(map(str, value)) if isinstance(value, list) else value
             raise SelectError(f"{name}={shown}: {error.message}. {known[name]['description']}")
