@@ -192,6 +192,19 @@ def test_the_prize_is_the_geometric_mean_of_the_ratios_of_floors() -> None:
     assert "| FP8 against BF16 | 2.00 | - | 2.00 (2.00 to 2.00) |" in text
 
 
+def test_both_times_of_a_prize_are_of_one_campaign() -> None:
+    """A later campaign that holds one of the floors alone takes nothing away, and never mixes two sessions."""
+    later = [
+        row | {"campaign": "d", "rung": "R1"} for row in timed("stream_read", "mxfp4", 2.0, 2.0)
+    ]
+    first = [*timed("stream_read", "fp8_e4m3", 4.0, 9.0), *timed("stream_read", "mxfp4", 4.0, 1.0)]
+    for rows in (first, first + later, later + first):
+        assert "| 1.88 | 3.00 (1.00 to 9.00) |" in readme.prize(pd.DataFrame(rows))
+    whole = [row | {"campaign": "d", "rung": "R1"} for row in first]
+    whole[0] = whole[0] | {"time_us": 16.0}
+    assert "| 1.88 | 6.00 (4.00 to 9.00) |" in readme.prize(pd.DataFrame(whole + first))
+
+
 def test_fill_replaces_the_content_alone() -> None:
     text = "a\n<!-- one -->\nold\nlines\n<!-- /one -->\nb\n"
     filled = readme.fill(text, {"one": "new | \\1"})
