@@ -49,7 +49,7 @@ struct Config {
   // Columns 2t and 2t + 1 of a lane are one token while a token has two columns or more.
   static constexpr int kLaneTokens = kSet >= 2 ? 1 : 2, kTokenLanes = kSet >= 2 ? kSet / 2 : 1;
   // With 16 tokens B takes 64 registers, and a unit is read from the ring chunk by chunk, or registers would spill.
-  static constexpr bool kByChunk = tokens > 8;
+  static constexpr bool kByChunk = tokens > 8, kScalesByWord = kByChunk && kScaleWords > 2;
   static constexpr int kValues = kColumnTiles * 2 * kLaneTokens, kTileSums = kValues * 32;
 };
 
@@ -150,7 +150,7 @@ __device__ __forceinline__ float scale_of(uint32_t code) {
 template <class C>
 struct Unit {
   uint4 chunk[C::kByChunk ? 1 : kChunks];  // four steps each
-  uint32_t scale[C::kByChunk ? 1 : C::kScaleWords];
+  uint32_t scale[C::kScalesByWord ? 1 : C::kScaleWords];
 };
 
 template <class C>
@@ -177,6 +177,8 @@ struct Warp {
     if constexpr (!C::kByChunk) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) unit.chunk[c] = read_chunk(slot, left, c);
+    }
+    if constexpr (!C::kScalesByWord) {
 #pragma unroll
       for (int i = 0; i < C::kScaleWords; ++i) unit.scale[i] = read_scales(slot, left, i);
     }
@@ -289,8 +291,8 @@ struct Warp {
       }
       // Words of a set: two sets share one where its scales have one byte and one group.
       constexpr int kSetsOfWord = C::kSet >= 2 || C::kScaleBytes == 2 ? 1 : 2;
-      if (C::kByChunk && set % kSetsOfWord == 0) unit.scale[0] = read_scales(slot, left, set / kSetsOfWord);
-      const uint32_t scales = unit.scale[C::kByChunk ? 0 : set / kSetsOfWord];
+      if (C::kScalesByWord && set % kSetsOfWord == 0) unit.scale[0] = read_scales(slot, left, set / kSetsOfWord);
+      const uint32_t scales = unit.scale[C::kScalesByWord ? 0 : set / kSetsOfWord];
 #pragma unroll
       for (int tile8 = 0; tile8 < C::kColumnTiles; ++tile8) {
         float sum[4];
@@ -357,24 +359,21 @@ __device__ __forceinline__ void run(const Arguments& a) {
     return a.weight + tile * tile_bytes + static_cast<long long>(slice) * C::kUnitBytes;
   };
   struct Ahead {
-    int base, tile, count, slice, left;
+    int base, tile, slice;
     const uint8_t* source;
-  } ahead{begin, 0, end > begin ? width(begin) : 0, first_slice, warp.chunks_of(first_slice), unit_at(begin, first_slice)};
+  } ahead{begin, 0, first_slice, unit_at(begin, first_slice)};
   // Requests the unit ahead into a slot, and steps on.
   const auto request = [&](int slot) {
-    if (ahead.tile >= ahead.count) return;
+    if (ahead.base >= end) return;
     if (warp.lane == 0) {
-      const uint32_t bytes = ahead.left * (C::kUnitBytes / kChunks);
+      const uint32_t bytes = warp.chunks_of(ahead.slice) * (C::kUnitBytes / kChunks);
       ptx::mbarrier_arrive_expect(full + slot, bytes);
       ptx::bulk_load(slots + slot * C::kUnitBytes, ahead.source, bytes, full + slot);
     }
     ahead.source += tile_bytes;
-    if (++ahead.tile < ahead.count) return;
-    if ((ahead.slice += step) >= slices) {
-      ahead.slice = first_slice, ahead.base += a.turn_tiles;
-      ahead.count = ahead.base < end ? width(ahead.base) : 0;
-    }
-    ahead.tile = 0, ahead.left = warp.chunks_of(ahead.slice), ahead.source = unit_at(ahead.base, ahead.slice);
+    if (++ahead.tile < width(ahead.base)) return;
+    if ((ahead.slice += step) >= slices) ahead.slice = first_slice, ahead.base += a.turn_tiles;
+    ahead.tile = 0, ahead.source = unit_at(ahead.base, ahead.slice);
   };
 
   // Weights do not depend on the kernel before: they are requested before anything else, and before it is waited for.
@@ -426,16 +425,13 @@ __device__ __forceinline__ void run(const Arguments& a) {
       mine += C::kTileSums;
     }
   };
-  bool fresh = true;  // raw holds what is not yet held
+  const bool one_slice = first_slice + step >= slices;  // then what is held serves every turn
   for (int base = begin; base < end; base += a.turn_tiles) {
     const int count = width(base);
 #pragma unroll 1
     for (int slice = first_slice; slice < slices; slice += step) {
-      if (fresh) warp.hold(slice, raw, held);
-      const bool last = slice + step >= slices;
-      const int next_slice = last ? first_slice : slice + step;
-      fresh = next_slice != slice;
-      if (fresh && !(last && base + a.turn_tiles >= end)) warp.load_raw(next_slice, raw);
+      if (!one_slice || base == begin) warp.hold(slice, raw, held);
+      if (!one_slice) warp.load_raw(slice + step < slices ? slice + step : first_slice, raw);
       const int left = warp.chunks_of(slice);
       if (C::kE2m1 && held.exact) {
         walk(Constant<true>{}, count, left, slice == first_slice);
