@@ -36,6 +36,8 @@ configfile: "workflow/config.yaml"
 # A single architecture or several, as they are typed on a command line.
 if isinstance(config["architectures"], str):
     config["architectures"] = config["architectures"].split(",")
+# On a command line null is text.
+config.update({name: None for name, value in config.items() if value == "null"})
 
 with one_sentence(select.SelectError):
     select.check_settings(config, files.read_json(REPO / "workflow/schemas/config.schema.json"))

@@ -51,6 +51,12 @@ def test_targets(checkout, target: str, some: set[str]) -> None:
     assert some <= planned(done.stdout + done.stderr)
 
 
+def test_null_on_the_command_line_is_no_text(checkout) -> None:
+    """A setting whose help names null takes it there too; another refuses it by name."""
+    checkout.ok("-n", "--config", "measure=never", "minutes=null", "campaign=null", "archive=null")
+    assert "audit=None" in refusal(checkout.run("-n", "--config", "audit=null"))
+
+
 def test_building_does_not_judge(checkout) -> None:
     done = checkout.ok("-n", "--forceall", "build")
     assert not planned(done.stdout + done.stderr) & {"verdicts", "report", "audit"}
