@@ -30,11 +30,10 @@ def passes(results):
 @pytest.mark.parametrize("config", RIGHT, ids=lambda c: c.entry)
 def test_structured_probes(bench, config) -> None:
     from qgemm_mx import probes
-    from qgemm_mx.formats import FORMATS
 
     sms = bench.probe["sm_count"]
     for n, k, m in testbed.PROBE_PROBLEMS:
-        if k % max(32, FORMATS[config.format].group):
+        if k % testbed.k_step(config.format):
             continue
         for probe in probes.probes_for(config.format, n, k, m):
             found = testbed.run_probe(config, probe, bench.modules, bench.stream, sms)

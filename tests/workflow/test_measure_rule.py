@@ -36,18 +36,14 @@ def nvmlDeviceGetCudaComputeCapability(handle):
     return (9, 0)
 """
 
-HARNESS = """
+# What both made-up harnesses write: a recorded campaign of these builds, as of a device that is here.
+MADE_UP_CAMPAIGN = """
 import datetime
 import sys
 from pathlib import Path
 
 
-def run_campaign(rung, repo, cubin_dir, builds, log):
-    if (repo / "fail").exists():
-        raise RuntimeError("the device fell off the bus")
-    assert rung == "R0" and (cubin_dir / "stream_read.cubin").is_file()
-    assert builds and {b.architecture for b in builds} == {cubin_dir.name} == {"sm_90a"}
-    log("1 of 1 cells, 0 s left")
+def made_up_campaign(repo, rung, builds):
     sys.path.insert(0, str(repo / "tests" / "lab"))
     import recorded
     from lab import select
@@ -57,14 +53,24 @@ def run_campaign(rung, repo, cubin_dir, builds, log):
     device = base["device"] | {"name": "NVIDIA H200", "uuid": "GPU-made-up"}
     source = base["source"] | {"kernels_digest": select.kernels_digest(repo)}
     cubins = [b.campaign_row() for b in builds]
-    return recorded.campaign(repo, device=device, source=source, created_utc=now, cubins=cubins)
+    return recorded.campaign(
+        repo, rung=rung, device=device, source=source, created_utc=now, cubins=cubins
+    )
+"""
+
+HARNESS = """
+
+def run_campaign(rung, repo, cubin_dir, builds, log):
+    if (repo / "fail").exists():
+        raise RuntimeError("the device fell off the bus")
+    assert rung == "R0" and (cubin_dir / "stream_read.cubin").is_file()
+    assert builds and {b.architecture for b in builds} == {cubin_dir.name} == {"sm_90a"}
+    log("1 of 1 cells, 0 s left")
+    return made_up_campaign(repo, "R0", builds)
 """
 
 
 HARNESS_R1 = """
-import datetime
-import sys
-
 
 class Unfinished(RuntimeError):
     pass
@@ -77,16 +83,7 @@ def run_campaign_r1(repo, cubin_dir, builds, log, minutes):
     if not (repo / "piece").exists():
         (repo / "piece").touch()
         raise Unfinished("88 points of R1 are left: the same command goes on")
-    sys.path.insert(0, str(repo / "tests" / "lab"))
-    import recorded
-    from lab import select
-
-    base = recorded.header()
-    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    device = base["device"] | {"name": "NVIDIA H200", "uuid": "GPU-made-up"}
-    source = base["source"] | {"kernels_digest": select.kernels_digest(repo)}
-    cubins = [b.campaign_row() for b in builds]
-    return recorded.campaign(repo, rung="R1", device=device, source=source, created_utc=now, cubins=cubins)
+    return made_up_campaign(repo, "R1", builds)
 """
 TESTBED = """
 extern "C" __global__ void __launch_bounds__(32) testbed_made_up(int* out) { out[threadIdx.x] = 1; }
@@ -139,7 +136,7 @@ def machine(new_checkout) -> GpuMachine:
     """A GPU machine with everything installed and a campaign of somebody else recorded."""
     made = new_checkout(campaigns=False)
     made.record()
-    (made.root / "workflow" / "lab" / "measure.py").write_text(HARNESS)
+    (made.root / "workflow" / "lab" / "measure.py").write_text(MADE_UP_CAMPAIGN + HARNESS)
     return GpuMachine(made, stub(made.root.parent / "stubs", select.GPU_PACKAGES))
 
 
@@ -207,7 +204,7 @@ def test_a_failure_of_the_harness_is_one_sentence_and_records_nothing(machine: G
 def r1_machine(machine: GpuMachine) -> GpuMachine:
     """The same with a small testbed and a made-up harness of R1."""
     root = machine.checkout.root
-    (root / "workflow" / "lab" / "measure_r1.py").write_text(HARNESS_R1)
+    (root / "workflow" / "lab" / "measure_r1.py").write_text(MADE_UP_CAMPAIGN + HARNESS_R1)
     cuda = root / "kernels" / "qgemm_mx" / "cuda"
     for path in (*cuda.glob("testbed*.cu"), *cuda.glob("testbed*.json")):
         path.unlink()

@@ -31,6 +31,8 @@ CASES = (
 PROFILED_CALLS = 8
 MARKER = "empty"  # a launch of this kernel separates the cases
 TIMEOUT_S = 120
+#: The profiler leaves clocks and caches as they are.
+UNTOUCHED = ("--clock-control", "none", "--cache-control", "none")
 
 
 @dataclass
@@ -48,7 +50,7 @@ def take(repo: Path, cubin_dir: Path, log: Callable[[str], None]) -> Found:
         return Found(refused="ncu is not on PATH")
     log("profiler pass: DRAM bytes of cold calls")
     command = [
-        ncu, "--clock-control", "none", "--cache-control", "none", "--metrics", ",".join(METRICS),
+        ncu, *UNTOUCHED, "--metrics", ",".join(METRICS),
         "--csv", "--page", "raw", "--profile-from-start", "off",
         sys.executable, "-m", "lab.counters", str(repo), str(cubin_dir),
     ]  # fmt: skip
@@ -68,7 +70,7 @@ def take(repo: Path, cubin_dir: Path, log: Callable[[str], None]) -> Found:
 def tool(ncu: str) -> str:
     """Name and version of the profiler, with the settings that leave the device alone."""
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout
-    return f"ncu {version.strip().splitlines()[-1]}; --clock-control none --cache-control none"
+    return f"ncu {version.strip().splitlines()[-1]}; {' '.join(UNTOUCHED)}"
 
 
 def parse(text: str, shapes: list[dict[str, Any]], tool: str) -> Found:

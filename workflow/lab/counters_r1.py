@@ -382,7 +382,7 @@ class _Run:
                 )
             )
             command = [
-                self.ncu, "--clock-control", "none", "--cache-control", "none", "--print-units", "base",
+                self.ncu, *counters.UNTOUCHED, "--print-units", "base",
                 "--metrics", ",".join(m.name for m in metrics), "--csv", "--page", "raw",
                 "--profile-from-start", "off",
                 sys.executable, "-m", "lab.counters_r1", str(plan), str(outcomes),
@@ -483,21 +483,11 @@ def passes_of(ncu: str, metrics: Sequence[str]) -> int | None:
     It says so in its progress lines alone, and prints none of them beside a CSV table: a run of its own asks for them.
     """
     command = [
-        ncu,
-        "--clock-control",
-        "none",
-        "--cache-control",
-        "none",
-        "--metrics",
-        ",".join(metrics),
-    ]
+        ncu, *counters.UNTOUCHED, "--metrics", ",".join(metrics), sys.executable, "-c", PLAIN_PROGRAM,
+    ]  # fmt: skip
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-c", PLAIN_PROGRAM],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return None

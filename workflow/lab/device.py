@@ -155,6 +155,11 @@ class Telemetry:
         self.rows.append(self.sample())
 
 
+def function_handle(kernel: Any) -> int:
+    """The CUfunction of a CuPy kernel, for what CuPy does not call itself."""
+    return kernel.kernel.ptr if hasattr(kernel, "kernel") else kernel.ptr
+
+
 @dataclass
 class CubinModule:
     """A loaded cubin. Kernels are fetched once; a launch is one driver call."""
@@ -186,8 +191,7 @@ class CubinModule:
         """The driver's own occupancy answer, in resident blocks a multiprocessor."""
         import cupy as cp
 
-        kernel = self.kernel(entry, dynamic_smem_bytes)
-        function = kernel.kernel.ptr if hasattr(kernel, "kernel") else kernel.ptr
+        function = function_handle(self.kernel(entry, dynamic_smem_bytes))
         return int(
             cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
                 function, threads, dynamic_smem_bytes

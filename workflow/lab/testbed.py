@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from lab.arms import Truth, poisoned_call
+from lab.arms import POISON, Truth, poisoned_call
 from lab.decomposition import FACTORS, FULL, NONE, present_factors, variant_name, variants
+from lab.device import function_handle
+from lab.files import write_json
 from lab.operands import WeightCopies, align
 from lab.rows import CheckRow
 from qgemm_mx import probes
-from qgemm_mx.formats import FORMATS, encode_bf16
+from qgemm_mx.formats import FORMATS, decode_bf16, encode_bf16
 from qgemm_mx.probes import CheckResult
 
 ROLE = "testbed"
@@ -185,6 +187,11 @@ def reorder_words(words: Any, sequence: str = "shift_mask") -> Any:
     return out
 
 
+def k_step(fmt: str) -> int:
+    """K of a weight is a multiple of this: a lane's word holds 32 k, and whole scale groups."""
+    return max(32, FORMATS[fmt].group)
+
+
 def scale_stride(n: int) -> int:
     """Scales of a group of K: N, padded so that 16-byte copies stay aligned."""
     return -(-n // 16) * 16
@@ -223,9 +230,9 @@ def prepare_views(
     made: Prepared | None = None
     for copy, (values, scales) in enumerate(views):
         n, k = int(values.shape[0]), 2 * int(values.shape[1])
-        if k % max(32, spec.group):
+        if k % k_step(fmt):
             raise TestbedError(
-                f"K={k} is not a multiple of {max(32, spec.group)}, the k of a lane's word ({fmt})"
+                f"K={k} is not a multiple of {k_step(fmt)}, the k of a lane's word ({fmt})"
             )
         width = spec.scale_dtype.itemsize
         offset = n * k // 2
@@ -521,11 +528,6 @@ def cause_arms(problem: Problem, experiment: str) -> list[TestbedArm]:
     return arms
 
 
-def full_arm(problem: Problem) -> TestbedArm:
-    """testbed/full in the problem's format."""
-    return problem.arm(FULL, Config(problem.weights.format, tokens_for(problem.m)))
-
-
 # ---- a chain of layers -------------------------------------------------------------------------------------------
 
 #: Layers of a decode step of an 8-billion model (N, K): they have the bytes of one weight of CHAIN_SHAPE.
@@ -562,17 +564,13 @@ def _typed(arguments: tuple) -> tuple[tuple, tuple]:
     import ctypes
 
     kinds = {"i4": ctypes.c_int32, "u4": ctypes.c_uint32, "u8": ctypes.c_uint64}
-    values, types = [], []
-    for argument in arguments:
-        if hasattr(argument, "data"):
-            pointer = getattr(argument.data, "ptr", None)
-            if pointer is not None:
-                values.append(int(pointer))
-                types.append(ctypes.c_void_p)
-                continue
-        values.append(int(argument))
-        types.append(kinds[argument.dtype.str[1:]])
-    return tuple(values), tuple(types)
+    pairs = [
+        (int(argument), kinds[argument.dtype.str[1:]])
+        if isinstance(argument, np.generic)
+        else (int(argument.data.ptr), ctypes.c_void_p)
+        for argument in arguments
+    ]
+    return tuple(value for value, _ in pairs), tuple(kind for _, kind in pairs)
 
 
 @dataclass
@@ -605,7 +603,10 @@ class ChainArm:
             + "; ".join(a.bound.describe() for a in self.layers),
         }
         self._calls = [
-            [(*_typed(layer._arguments[copy]),) for layer in self.layers]
+            [
+                (function_handle(layer._kernel), _typed(layer._arguments[copy]))
+                for layer in self.layers
+            ]
             for copy in range(self.copies)
         ]
 
@@ -615,11 +616,9 @@ class ChainArm:
             for layer in self.layers:
                 layer.launch(copy)
             return
-        for layer, call in zip(self.layers, self._calls[copy], strict=True):
-            function = layer._kernel
-            handle = function.kernel.ptr if hasattr(function, "kernel") else function.ptr
+        for layer, (handle, values) in zip(self.layers, self._calls[copy], strict=True):
             launch_programmatic(
-                handle, layer.grid, layer.threads, layer.smem_bytes, call, self.stream.ptr
+                handle, layer.grid, layer.threads, layer.smem_bytes, values, self.stream.ptr
             )
 
     def check(self, copy: int, stage: str) -> list[CheckResult]:
@@ -627,7 +626,7 @@ class ChainArm:
         if stage == "before":
             with self.stream:
                 for layer in self.layers:
-                    layer.y.fill(0x7FFF)
+                    layer.y.fill(POISON)
             self.launch(copy)
         self.stream.synchronize()
         return [
@@ -657,19 +656,15 @@ def probe_checks(
     for config in all_configs():
         if not config.claims_right or config.pdl:
             continue
-        kernel = _probe_kernel(config)
+        kernel = f"probe/{config.entry}"
         for n, k, m in problems:
-            if k % max(32, FORMATS[config.format].group):
+            if k % k_step(config.format):
                 continue
             place = dict(kernel=kernel, format=config.format, shape=f"probe_{n}x{k}", N=n, K=k, M=m)
             for probe in probes.probes_for(config.format, n, k, m):
                 found = run_probe(config, probe, modules, stream, sm_count)
                 rows.append(CheckRow(**place, **vars(replace(found, name=f"probe_{found.name}"))))
     return rows
-
-
-def _probe_kernel(config: Config) -> str:
-    return f"probe/{config.entry}"
 
 
 def run_probe(
@@ -691,19 +686,16 @@ def run_probe(
             w.format, [(values, scales)], 1, row_scale, order_of(config.sequence)
         )
         x = cp.asarray(encode_bf16(probe.x))
-        y = cp.full((len(probe.x), w.n), 0x7FFF, cp.uint16)
+        y = cp.full((len(probe.x), w.n), POISON, cp.uint16)
         bound = Launcher(config, prepared, x, y, sm_count, split)
         kernel = modules[config.source].kernel(config.entry, config.smem_bytes)
         kernel(bound.grid, (config.threads,), bound.arguments(0), shared_mem=config.smem_bytes)
     stream.synchronize()
-    host = (cp.asnumpy(y).astype(np.uint32) << 16).view(np.float32)
-    return probes.check(probe, host, output="bfloat16")
+    return probes.check(probe, decode_bf16(cp.asnumpy(y)), output="bfloat16")
 
 
 def write_sidecars(folder: Path) -> None:
     """Write testbed_*.json beside the sources: what is declared there follows from `all_configs`."""
-    import json
-
     by_source: dict[str, list[Config]] = {}
     for config in all_configs():
         by_source.setdefault(config.source, []).append(config)
@@ -721,7 +713,4 @@ def write_sidecars(folder: Path) -> None:
             "threads": {c.entry: c.threads for c in configs},
             "sass": {"sm_90a": {"require": ["HMMA", "LDGSTS", "LDG"], "forbid": ["LDL", "STL"]}},
         }
-        text = json.dumps(value, indent=2) + "\n"
-        scratch = folder / f"{source}.json.tmp"
-        scratch.write_text(text)
-        scratch.replace(folder / f"{source}.json")
+        write_json(folder / f"{source}.json", value)
