@@ -1,7 +1,8 @@
 """qgemm_mx: block-scaled 4-bit weight formats and their kernels, y = x W^T on NVIDIA GPUs.
 
 Importing the package loads nothing else: the names below are resolved on first use, so that a
-process which only wants the version pays neither for numpy nor for a CUDA driver.
+process which only wants the version pays neither for numpy nor for a CUDA driver. CuPy is imported
+where `pack_weight` or `linear` first needs a device; the rest works without it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ _EXPORTS = {
     "dequantize": "packing",
     "concatenate": "packing",
     "reference_matmul": "packing",
+    "pack_weight": "gpu_linear",
+    "linear": "gpu_linear",
+    "LinearWeight": "gpu_linear",
+    "LaunchError": "launch",
+    "DeviceError": "device",
 }
 
 __all__ = ["__version__", *_EXPORTS]

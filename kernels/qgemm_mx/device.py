@@ -1,4 +1,4 @@
-"""One GPU: its cubins, their functions, and arguments that cost nothing to pass again.
+"""One GPU: its cubins, their entries, and the two driver calls that launch them.
 
 Cubins are compiled when a source is first loaded on an architecture and kept in the user's cache folder;
 a call never compiles. CuPy is imported at first use, never with the package.
@@ -6,7 +6,9 @@ a call never compiles. CuPy is imported at first use, never with the package.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -50,52 +52,98 @@ def _sources() -> dict[str, build.KernelSource]:
     return build.load_sources()
 
 
-@cache
-def by_value() -> type:
-    """The class of a kernel argument whose bytes are laid down once: `by_value()(np.int32(7))`.
+class DeviceError(RuntimeError):
+    """No GPU that can be used, or no CuPy to reach it with."""
 
-    CuPy takes a pointer to the bytes as it is; a plain number it would convert in every call.
-    """
-    from cupy.cuda.function import CPointer
 
-    class ByValue(CPointer):
-        def __init__(self, value: np.generic):
-            self.memory = np.array([value])
-            super().__init__(self.memory.ctypes.data)
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h; its value is a union of 64 bytes, of which one integer is used here."""
 
-    return ByValue
+    _fields_ = [
+        ("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60),
+    ]  # fmt: skip
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = [
+        *((f"{of}Dim{axis}", ctypes.c_uint) for of in ("grid", "block") for axis in "XYZ"),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_void_p),
+        ("attrs", ctypes.POINTER(LaunchAttribute)),
+        ("numAttrs", ctypes.c_uint),
+    ]
+
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_... of cuda.h
+_PROGRAMMATIC = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
+
+
+def programmatic_config(grid: int, block: int, shared_bytes: int) -> LaunchConfig:
+    """A launch that may begin before the kernel in front of it has ended; the stream is left to be filled in."""
+    attribute = ctypes.pointer(_PROGRAMMATIC)
+    return LaunchConfig(grid, 1, 1, block, 1, 1, shared_bytes, None, attribute, 1)
 
 
 class Device:
-    """A CUDA device. `device(ordinal)` gives the one object of each."""
+    """A CUDA device. `device(ordinal)` gives the one object of each.
+
+    enqueue  cuLaunchKernel with integers alone (handle, grid and block x, y, z, shared bytes, stream, address of the
+             addresses of the arguments, 0): CuPy's binding, the cheapest that there is, releases the GIL and raises the
+             driver's error. A kernel's own call converts each argument each time.
+    alone    whether there is no other device, so that the current one need not be asked for
+    """
 
     def __init__(self, ordinal: int):
-        import cupy as cp
-
+        cp = _cupy()
         properties = cp.cuda.runtime.getDeviceProperties(ordinal)
         self.ordinal = ordinal
-        self.handle = cp.cuda.Device(ordinal)
         self.compute_capability = f"{properties['major']}{properties['minor']}"
         self.sm_count = int(properties["multiProcessorCount"])
         self.smem_per_sm = int(properties["sharedMemPerMultiprocessor"])
         self.alone = cp.cuda.runtime.getDeviceCount() == 1
+        self.enqueue = cp.cuda.driver.launchKernel
         self._modules: dict[str, Any] = {}
         self._allowed: dict[tuple[str, str], int] = {}
-        self._runtime = cp.cuda.runtime
+        self._loading = threading.Lock()
+        self._runtime, self._driver = cp.cuda.runtime, cp.cuda.driver
 
     def is_current(self) -> bool:
-        """Whether launches go to this device without changing the current one."""
+        """Whether launches of this thread go to this device as it is."""
         return self.alone or self._runtime.getDevice() == self.ordinal
+
+    @contextmanager
+    def made_current(self) -> Iterator[None]:
+        """Within the block, the current device of the thread is this one."""
+        before = self._runtime.getDevice()
+        self._runtime.setDevice(self.ordinal)
+        try:
+            yield
+        finally:
+            self._runtime.setDevice(before)
+
+    def enqueue_programmatic(self, config: LaunchConfig, handle: int, arguments: int) -> None:
+        """cuLaunchKernelEx, which CuPy has not; `arguments` as in `enqueue`. Raises the driver's error."""
+        status = _launch_ex()(ctypes.byref(config), handle, arguments, None)
+        if status:
+            raise self._driver.CUDADriverError(status)
+
+    def attach(self) -> bool:
+        """Give a thread that has no CUDA context yet the one of this device; False if it has one."""
+        if self._driver.ctxGetCurrent():
+            return False
+        self._runtime.setDevice(self.ordinal)
+        return True
 
     def function(self, source: str, entry: str, shared_bytes: int = 0) -> Any:
         """An entry of cuda/<source>.cu, loaded, with leave to use `shared_bytes` of dynamic shared memory.
 
-        Called as function(grid, block, arguments, shared_bytes, stream). Compiles the source if it has not
-        been on this architecture; LaunchError names an entry that is not there.
+        CuPy's function: `.ptr` is the handle for `enqueue`, a call is function(grid, block, arguments, shared_bytes).
+        Compiles the source if it has not been on this architecture; LaunchError names an entry that is not there.
         """
-        import cupy as cp
-
-        with self.handle:
+        cp = _cupy()
+        with self._loading, self.made_current():
             if source not in self._modules:
                 self._modules[source] = cp.RawModule(path=str(self._cubin(source)))
             kernel = self._modules[source].get_function(entry)
@@ -111,30 +159,26 @@ class Device:
             return found
 
     @contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        """Allocations and copies of the block go to this device and this stream (None: CuPy's current one)."""
-        import cupy as cp
-
-        with self.handle, nullcontext() if stream is None else cp.cuda.ExternalStream(stream.ptr):
+    def on(self, stream: int | None) -> Iterator[None]:
+        """Allocations, copies and calls of the block go to this device and this stream (None: CuPy's current one)."""
+        cp = _cupy()
+        with (
+            self.made_current(),
+            nullcontext() if stream is None else cp.cuda.ExternalStream(stream),
+        ):
             yield
 
     def zeros(self, count: int, dtype: Any) -> Any:
         """A new array of zeros, for use inside `on`."""
-        import cupy as cp
-
-        return cp.zeros(count, dtype)
+        return _cupy().zeros(count, dtype)
 
     def empty(self, count: int, dtype: Any) -> Any:
         """A new array without contents, for use inside `on`."""
-        import cupy as cp
-
-        return cp.empty(count, dtype)
+        return _cupy().empty(count, dtype)
 
     def upload(self, array: np.ndarray) -> Any:
         """A copy of a host array, for use inside `on`."""
-        import cupy as cp
-
-        return cp.asarray(array)
+        return _cupy().asarray(array)
 
     def download(self, array: Any) -> np.ndarray:
         """The contents of a device array; waits for the stream. For use inside `on`."""
@@ -154,7 +198,27 @@ def device(ordinal: int) -> Device:
 
 
 def current_device() -> int:
-    """Ordinal of CuPy's current device."""
-    import cupy as cp
+    """Ordinal of CuPy's current device; DeviceError where there is none."""
+    cp = _cupy()
+    try:
+        return int(cp.cuda.runtime.getDevice())
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"no CUDA device can be used here: {error}") from error
 
-    return int(cp.cuda.runtime.getDevice())
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(
+            f"CuPy, which packs and launches on a GPU, cannot be imported ({error}): pip install '.[gpu]'"
+        ) from error
+    return cupy
+
+
+@cache
+def _launch_ex() -> Any:
+    """cuLaunchKernelEx. `ctypes.CDLL` releases the GIL: a full queue makes the driver wait."""
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
+    return function

@@ -1,72 +1,198 @@
 """y = x W^T + bias on a GPU for a 4-bit weight: pack once, then call.
 
-Not exported by the package yet: the kernel in its present form has not run on a device.
-
 Streams. `pack_weight` works on the stream given to it, or the current stream of the library that the
 weight came from, and returns when the packed bytes are complete: any stream may use them from then on.
 `linear` puts its launches on the stream given, or on the current stream of the library of x, and returns
 at once; x, bias and out must be ready on that stream, and nothing else is waited for.
 
 Graph capture. Everything that can be done ahead is done in `pack_weight`: cubins are compiled and loaded,
-plans made, shared memory allowed. A call allocates nothing but its result, and not even that with `out`; so
-the first call may already be captured (with `out`, or with an allocator that works under capture, as torch's).
+plans made, shared memory allowed, arguments laid down. A call allocates nothing but its result, and not even
+that with `out`; so the first call may already be captured (with `out`, or with an allocator that works under
+capture, as torch's).
+
+Threads. Any thread may call, with the same weight too: each launch writes its arguments into memory that no
+other launch has at that time.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import ctypes
+import struct
+from ctypes import c_int32, c_int64, c_uint64
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import operands
-from .device import by_value, current_device, device
+from .device import Device, LaunchConfig, current_device, device, programmatic_config
 from .formats import FORMATS
 from .gemv_layout import gemv_layout
 from .gemv_plan import MAX_TOKENS, TOKENS, GemvPlan, plan_gemv, tokens_for
 from .launch import LaunchError
-from .operands import as_cupy, library_of, stream_of
+from .operands import LIBRARIES, as_cupy, library_of, stream_of
 from .packing import PackedWeight
 
 ACTIVATIONS = {"uint16": "bf16", "bfloat16": "bf16", "float16": "fp16"}  # uint16: BF16 bit patterns
 X_ALIGNMENT = 16  # bytes of a load of x
 PACK_THREADS = 256
 _BYTES = 2  # of an activation
-_HERE = nullcontext()
-_TOKENS_FOR = (0, *(tokens_for(m) for m in range(1, MAX_TOKENS + 1)))
+
+# The arguments of every entry of qgemv_mx.cu, in order. Those of OF_A_CALL are written by each call, n and k are the
+# weight's, any other is the attribute of the plan that has its name.
+ARGUMENTS = {
+    "weight": c_uint64,
+    "row_scale": c_uint64,
+    "bias": c_uint64,
+    "x": c_uint64,
+    "y": c_uint64,
+    "m": c_int32,
+    "n": c_int32,
+    "k": c_int32,
+    "x_stride": c_int64,
+    "y_stride": c_int64,
+    "tiles_per_team": c_int32,
+    "extra_teams": c_int32,
+    "turn_tiles": c_int32,
+    "ring_offset": c_int32,
+    "depth": c_int32,
+    "wide": c_int32,
+}
+OF_A_CALL = ("weight", "row_scale", "wide", "bias", "x", "y", "m", "x_stride", "y_stride")
+_write = struct.Struct(f"={len(OF_A_CALL)}q").pack_into
+
+
+class _Slot(NamedTuple):
+    """Memory of the arguments of one launch: 8 bytes each, of which the driver reads as many as the type has."""
+
+    values: ctypes.Array
+    addresses: ctypes.Array
+    address: int  # of the addresses: what the driver takes
+    config: LaunchConfig  # of a programmatic launch
 
 
 class Launch:
-    """One entry of qgemv_mx with all that stays the same from call to call."""
+    """One entry with all that stays the same from call to call. `Launch.from_plan` makes it, of any plan."""
 
-    def __init__(self, plan: GemvPlan, function: Any, n: int, k: int):
-        value = by_value()
-        self.plan = plan
-        self.function = function
-        self.grid, self.block, self.shared_bytes = (plan.grid,), (plan.threads,), plan.shared_bytes
-        self.m = tuple(value(np.int32(m)) for m in range(plan.tokens + 1))
-        self.sizes = (value(np.int32(n)), value(np.int32(k)))
-        self.cut = tuple(
-            value(np.int32(v))
-            for v in (
-                plan.tiles_per_team,
-                plan.extra_teams,
-                plan.turn_tiles,
-                plan.ring_offset,
-                plan.depth,
-            )
-        )
+    def __init__(
+        self,
+        plan: GemvPlan,
+        function: Any,
+        format: str,
+        n: int,
+        k: int,
+        activation: str,
+        device: Device,
+    ):
+        self.plan, self.format, self.n, self.k, self.activation = plan, format, n, k, activation
+        self.function, self.device = function, device  # the function keeps its module loaded
+        self._constants = {
+            name: self._constant(name) for name in ARGUMENTS if name not in OF_A_CALL
+        }
+        shape = (plan.grid, 1, 1, plan.threads, 1, 1, plan.shared_bytes)
+        self._plain = partial(device.enqueue, function.ptr, *shape)
+        self._free = [self._slot()]
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: GemvPlan,
+        format: str,
+        n: int,
+        k: int,
+        activation: str,
+        device: Device,
+        source: str = "qgemv_mx",
+        entry: str | None = None,
+    ) -> Launch:
+        """The launch of a plan of y[M, N] = x[M, K] W[N, K]^T, loaded and ready.
+
+        activation  bf16 or fp16
+        device      `qgemm_mx.device.device(ordinal)`
+        source      cuda/<source>.cu, whose entries have the ARGUMENTS
+        entry       instead of the plan's own
+
+        LaunchError names an entry that is not there.
+        """
+        entry = plan.entry(format, activation) if entry is None else entry
+        function = device.function(source, entry, plan.shared_bytes)
+        return cls(plan, function, format, n, k, activation, device)
 
     def __call__(
-        self, weight: LinearWeight, bias: int, x: int, y: int, m: int, strides: tuple, stream: Any
+        self,
+        weight: LinearWeight,
+        x: int,
+        y: int,
+        m: int,
+        x_stride: int | None = None,
+        y_stride: int | None = None,
+        bias: int = 0,
+        stream: int = 0,
+        programmatic: bool = False,
     ) -> None:
-        """Launch for m rows of x; addresses as integers, strides (x, y) as arguments."""
-        arguments = (
-            *weight.pointers, bias, x, y, self.m[m], *self.sizes, *strides, *self.cut, weight.wide_flag,
+        """Launch for m rows of x on the current device. Addresses as integers, strides in elements (None: no gaps).
+
+        LaunchError where the weight or m is not what this was made for. x, y and bias are not looked at: `linear` does
+        that.
+        """
+        made_for, given = (self.format, self.n, self.k), (weight.format, weight.n, weight.k)
+        if made_for != given:
+            raise LaunchError(f"the weight is {given}, the launch is made for {made_for}")
+        if not 1 <= m <= self.plan.tokens:
+            raise LaunchError(f"M={m} is not in 1..{self.plan.tokens}: the launch takes no more")
+        x_stride = self.k if x_stride is None else x_stride
+        y_stride = self.n if y_stride is None else y_stride
+        self.enqueue(weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
+
+    def enqueue(
+        self,
+        weight: LinearWeight,
+        bias: int,
+        x: int,
+        y: int,
+        m: int,
+        x_stride: int,
+        y_stride: int,
+        stream: int,
+        programmatic: bool,
+    ) -> None:
+        """`__call__` without its checks: what every call of `linear` pays."""
+        try:
+            slot = self._free.pop()  # one step, so no two threads get the same
+        except IndexError:  # more threads are in here than ever before
+            slot = self._slot()
+        values, _, arguments, config = slot
+        _write(
+            values, 0,
+            weight.pointer, weight.scale_pointer, weight.wide, bias, x, y, m, x_stride, y_stride,
         )  # fmt: skip
-        self.function(self.grid, self.block, arguments, self.shared_bytes, stream)
+        try:
+            if programmatic:
+                config.hStream = stream
+                self.device.enqueue_programmatic(config, self.function.ptr, arguments)
+            else:
+                self._plain(stream, arguments, 0)
+        except RuntimeError:
+            if not self.device.attach():
+                raise
+            # It was this thread's first use of CUDA, and without a context.
+            self.enqueue(weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
+        self._free.append(slot)
+
+    def _constant(self, name: str) -> int:
+        value = getattr(self if name in ("n", "k") else self.plan, name)
+        if ARGUMENTS[name] is c_int32 and not -(2**31) <= value < 2**31:
+            raise LaunchError(f"{name}={value} does not fit into the 32 bits of its argument")
+        return value
+
+    def _slot(self) -> _Slot:
+        names = (*OF_A_CALL, *self._constants)
+        values = (c_int64 * len(names))(*[0] * len(OF_A_CALL), *self._constants.values())
+        place = {name: ctypes.addressof(values) + 8 * i for i, name in enumerate(names)}
+        addresses = (ctypes.c_void_p * len(ARGUMENTS))(*[place[name] for name in ARGUMENTS])
+        config = programmatic_config(self.plan.grid, self.plan.threads, self.plan.shared_bytes)
+        return _Slot(values, addresses, ctypes.addressof(addresses), config)
 
 
 @cache
@@ -77,20 +203,16 @@ def launches(ordinal: int, format: str, n: int, k: int) -> dict[tuple[str, int],
     for tokens in TOKENS:
         plan = plan_gemv(n, k, tokens, format, gpu.sm_count, gpu.smem_per_sm)
         for activation in sorted(set(ACTIVATIONS.values())):
-            function = gpu.function("qgemv_mx", plan.entry(format, activation), plan.shared_bytes)
-            ready[activation, tokens] = Launch(plan, function, n, k)
+            ready[activation, tokens] = Launch.from_plan(plan, format, n, k, activation, gpu)
     return ready
 
 
-@lru_cache(maxsize=4096)
-def _int64(value: int) -> Any:
-    """A stride, or the address of a weight, as an argument; a model has few."""
-    return by_value()(np.int64(value))
-
-
 @cache
-def _flag(value: bool) -> Any:
-    return by_value()(np.int32(value))
+def _by_rows(ordinal: int, format: str, n: int, k: int) -> dict[str, tuple[Launch, ...]]:
+    """By type of the activations, the launch for each M up to MAX_TOKENS; the first, of M = 0, is not used."""
+    ready = launches(ordinal, format, n, k)
+    tokens = [tokens_for(max(1, m)) for m in range(MAX_TOKENS + 1)]
+    return {a: tuple(ready[a, t] for t in tokens) for a in set(ACTIVATIONS.values())}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +223,8 @@ class LinearWeight:
     row_scale  float32 [N], the tensor scale of each row's shard (nvfp4), else None
     wide       whether a scale is outside the common range, see `gemv_layout.is_wide`
     device     ordinal
+    pointer, scale_pointer   addresses of data and row_scale, for a launch
+    launches   of the weight, by (bf16 or fp16, tokens); made with the first weight of a shape
     """
 
     format: str
@@ -110,9 +234,11 @@ class LinearWeight:
     row_scale: Any
     wide: bool
     device: int
-    pointers: tuple = field(init=False, repr=False)
-    wide_flag: Any = field(init=False, repr=False)
+    pointer: int = field(init=False, repr=False)
+    scale_pointer: int = field(init=False, repr=False)
     launches: dict = field(init=False, repr=False)
+    by_rows: dict = field(init=False, repr=False)
+    gpu: Device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         data = operands.read("data", self.data)
@@ -136,10 +262,16 @@ class LinearWeight:
                     f"{name} at {operand.pointer:#x} with stride {operand.strides} is not contiguous"
                     f" from a multiple of {X_ALIGNMENT} bytes"
                 )
-        pointers = (_int64(data.pointer), _int64(row_scale.pointer))
-        object.__setattr__(self, "pointers", pointers)
-        object.__setattr__(self, "wide_flag", _flag(self.wide))
-        object.__setattr__(self, "launches", launches(self.device, self.format, self.n, self.k))
+        problem = (self.device, self.format, self.n, self.k)
+        found = {
+            "pointer": data.pointer,
+            "scale_pointer": row_scale.pointer,
+            "launches": launches(*problem),
+            "by_rows": _by_rows(*problem),
+            "gpu": device(self.device),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     @property
     def nbytes(self) -> int:
@@ -225,7 +357,7 @@ def _pack(
             values, scales, data, wide,
             np.int32(n), np.int32(k), np.int64(value_stride), np.int64(scale_stride),
         )  # fmt: skip
-        function((-(-layout.nbytes // 4 // PACK_THREADS),), (PACK_THREADS,), arguments, 0, stream)
+        function((-(-layout.nbytes // 4 // PACK_THREADS),), (PACK_THREADS,), arguments)
         row_scale = None if row_scale is None else gpu.upload(row_scale)
         is_wide = bool(gpu.download(wide)[0])  # waits: the weight is complete for every stream
     return LinearWeight(format, n, k, data, row_scale, is_wide, ordinal)
@@ -238,6 +370,7 @@ def linear(
     bias: Any = None,
     stream: Any = None,
     batch_invariant: bool = False,
+    programmatic: bool = False,
 ) -> Any:
     """y = x W^T + bias, [M, N] of the type of x; the FP32 sum is rounded once.
 
@@ -248,78 +381,91 @@ def linear(
     stream  CUDA stream (CuPy, torch, address); see the module's text
     batch_invariant  the bits of a row then do not depend on M or on its place: every launch uses the entry for
             16 tokens and one plan
+    programmatic  dependent launch: the kernel may start, and read its weight, while the one in front of it on the
+            stream still drains; it touches x, bias and out only after that one has ended. For a chain of layers, whose
+            weights then stream without a gap. What is in front must not write the weight (`pack_weight` has waited).
+            Under capture it becomes a programmatic edge of the graph
 
     M = 0 gives an empty result without a launch. M > 16 is cut into launches of 16 rows. LaunchError names the
     object, the value and the limit for a wrong type, shape, stride, alignment or device.
     """
-    library = library_of("x", x)
-    x_pointer, shape, strides, dtype, x_device = library.read(x)
+    library = LIBRARIES.get(type(x)) or library_of("x", x)
+    x_at, shape, strides, dtype, x_device = library.read(x)
     activation = ACTIVATIONS.get(dtype)
     if activation is None:
         raise LaunchError(f"x is {dtype}, not BF16 (bfloat16, or bits as uint16) or float16")
     if len(shape) != 2 or shape[1] != w.k:
         raise LaunchError(f"x is {list(shape)}, not [M, K={w.k}]")
     m = shape[0]
-    x_stride = _row_stride("x", shape, strides, x_device, w.device)
-    if m and (x_pointer % X_ALIGNMENT or (m > 1 and x_stride * _BYTES % X_ALIGNMENT)):
+    x_stride = _row_stride("x", m, w.k, strides, x_device, w.device)
+    if m and (x_at % X_ALIGNMENT or (m > 1 and x_stride * _BYTES % X_ALIGNMENT)):
         raise LaunchError(
-            f"x at {x_pointer:#x} with rows {x_stride * _BYTES} bytes apart is not aligned:"
+            f"x at {x_at:#x} with rows {x_stride * _BYTES} bytes apart is not aligned:"
             f" every row must begin at a multiple of {X_ALIGNMENT} bytes"
         )
     if out is None:
         out = library.empty(x, (m, w.n))
-        y_pointer, y_stride = library.read(out)[0], w.n
+        y_at, y_stride = library.address(out), w.n
     else:
-        y_pointer, shape, strides, y_dtype, y_device = library_of("out", out).read(out)
+        y_at, shape, strides, y_dtype, y_device = (
+            LIBRARIES.get(type(out)) or library_of("out", out)
+        ).read(out)
         if y_dtype != dtype and ACTIVATIONS.get(y_dtype) != activation:
             raise LaunchError(f"out is {y_dtype}, x is {dtype}: they must be of one type")
         if len(shape) != 2 or shape[0] != m or shape[1] != w.n:
             raise LaunchError(f"out is {list(shape)}, not [M, N] = {[m, w.n]}")
-        y_stride = _row_stride("out", shape, strides, y_device, w.device)
-    bias_pointer = 0 if bias is None else _bias(bias, w, activation)
+        y_stride = _row_stride("out", m, w.n, strides, y_device, w.device)
+    bias_at = 0 if bias is None else _bias(bias, w, activation)
     stream = library.stream(w.device) if stream is None else stream_of(stream)
-    strides = (_int64(x_stride), _int64(y_stride))
-    gpu = device(w.device)
-    with _HERE if gpu.is_current() else gpu.handle:
-        for first in range(0, m, MAX_TOKENS):
-            count = min(MAX_TOKENS, m - first)
-            tokens = MAX_TOKENS if batch_invariant else _TOKENS_FOR[count]
-            x_at = x_pointer + first * x_stride * _BYTES
-            y_at = y_pointer + first * y_stride * _BYTES
-            w.launches[activation, tokens](w, bias_pointer, x_at, y_at, count, strides, stream)
+    by_rows, gpu = w.by_rows[activation], w.gpu
+    if not (gpu.alone or gpu.is_current()):
+        with gpu.made_current():
+            linear(x, w, out, bias, stream, batch_invariant, programmatic)
+        return out
+    while m > MAX_TOKENS:
+        by_rows[MAX_TOKENS].enqueue(
+            w, bias_at, x_at, y_at, MAX_TOKENS, x_stride, y_stride, stream, programmatic
+        )
+        m -= MAX_TOKENS
+        x_at += MAX_TOKENS * x_stride * _BYTES
+        y_at += MAX_TOKENS * y_stride * _BYTES
+    if m:
+        by_rows[MAX_TOKENS if batch_invariant else m].enqueue(
+            w, bias_at, x_at, y_at, m, x_stride, y_stride, stream, programmatic
+        )
     return out
 
 
-def _row_stride(name: str, shape: tuple, strides: tuple, on: int, device: int) -> int:
+def _row_stride(name: str, rows: int, columns: int, strides: tuple, on: int, device: int) -> int:
     """Elements from row to row of a matrix whose rows are contiguous; refuses anything else, and another device."""
-    rows, columns = shape
     if on != device:
         raise LaunchError(f"{name} is on device {on}, the weight on device {device}")
     if rows == 0:  # strides of an empty array mean nothing
         return columns
-    if strides[1] != 1 and columns > 1:
-        raise LaunchError(f"{name} has a column stride of {strides[1]} elements, not 1")
+    step, between = strides
+    if between != 1 and columns > 1:
+        raise LaunchError(f"{name} has a column stride of {between} elements, not 1")
     if rows == 1:
         return columns
-    if strides[0] < columns:
+    if step < columns:
         raise LaunchError(
-            f"{name} has a row stride of {strides[0]} elements for rows of {columns}:"
+            f"{name} has a row stride of {step} elements for rows of {columns}:"
             " rows overlap or run backwards"
         )
-    return strides[0]
+    return step
 
 
 def _bias(bias: Any, w: LinearWeight, activation: str) -> int:
-    b = operands.read("bias", bias)
-    if ACTIVATIONS.get(b.dtype) != activation:
-        raise LaunchError(f"bias is {b.dtype}, x is {activation}: they must be of one type")
-    if tuple(b.shape) != (w.n,) or (w.n > 1 and b.strides[0] != 1):
+    at, shape, strides, dtype, on = library_of("bias", bias).read(bias)
+    if ACTIVATIONS.get(dtype) != activation:
+        raise LaunchError(f"bias is {dtype}, x is {activation}: they must be of one type")
+    if len(shape) != 1 or shape[0] != w.n or (w.n > 1 and strides[0] != 1):
         raise LaunchError(
-            f"bias is {list(b.shape)} with strides {list(b.strides)}, not contiguous [N={w.n}]"
+            f"bias is {list(shape)} with strides {list(strides)}, not contiguous [N={w.n}]"
         )
-    if b.device != w.device:
-        raise LaunchError(f"bias is on device {b.device}, the weight on device {w.device}")
-    return b.pointer
+    if on != w.device:
+        raise LaunchError(f"bias is on device {on}, the weight on device {w.device}")
+    return at
 
 
 def _columns(name: str, array: Any, dtype: np.dtype, shape: tuple[int, int]) -> int:

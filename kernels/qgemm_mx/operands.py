@@ -7,8 +7,8 @@ is imported here before an operand of theirs has been made.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,30 +24,20 @@ class Operand(NamedTuple):
     device: int
 
 
-class StreamPointer:
-    """A CUDA stream of another library, with the one attribute that CuPy's launch asks for."""
-
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr: int):
-        self.ptr = ptr
-
-
 class Library(NamedTuple):
     """How the arrays of one library are read and made, and which stream their work is ordered on."""
 
-    read: Callable[
-        [Any], tuple
-    ]  # the fields of an Operand, in a plain tuple: it is made twice a call
+    read: Callable[[Any], tuple]  # the fields of an Operand in a plain tuple, which is made faster
     empty: Callable[[Any, tuple[int, ...]], Any]  # of the type and on the device of an array
-    stream: Callable[[int], Any]  # of a device; None is CuPy's current one
+    address: Callable[[Any], int]  # of the first element
+    stream: Callable[[int], int]  # the current one of a device, as an address
 
 
 def library_of(name: str, array: Any) -> Library:
     """The library of an operand; TypeError names what is no device array."""
-    found = _LIBRARIES.get(type(array))
+    found = LIBRARIES.get(type(array))
     if found is None:
-        _LIBRARIES[type(array)] = found = _find(name, array)
+        LIBRARIES[type(array)] = found = _find(name, array)
     return found
 
 
@@ -56,16 +46,15 @@ def read(name: str, array: Any) -> Operand:
     return Operand(*library_of(name, array).read(array))
 
 
-def stream_of(stream: Any) -> Any:
-    """An object with `.ptr` for a CuPy or torch stream, an address, or anything with `__cuda_stream__`."""
-    if hasattr(stream, "ptr"):
-        return stream
+def stream_of(stream: Any) -> int:
+    """The address of a stream: of CuPy or torch, an address itself, or anything with `__cuda_stream__`."""
     if isinstance(stream, int):
-        return StreamPointer(stream)
-    if hasattr(stream, "cuda_stream"):  # torch
-        return StreamPointer(stream.cuda_stream)
+        return stream
+    for name in ("ptr", "cuda_stream"):  # CuPy's, torch's
+        if hasattr(stream, name):
+            return getattr(stream, name)
     if hasattr(stream, "__cuda_stream__"):
-        return StreamPointer(stream.__cuda_stream__()[1])
+        return stream.__cuda_stream__()[1]
     raise TypeError(f"stream is {type(stream).__name__}: neither a CUDA stream nor its address")
 
 
@@ -97,74 +86,82 @@ def as_cupy(name: str, array: Any) -> Any:
 def _find(name: str, array: Any) -> Library:
     root = type(array).__module__.partition(".")[0]
     if root == "torch":
-        return Library(_read_torch, _empty_torch, _stream_torch)
+        return _torch()
     if root == "cupy":
-        return _CUPY
+        return _cupy()
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
         raise TypeError(
             f"{name} is {type(array).__module__}.{type(array).__name__}:"
             " it must be a device array of CuPy, torch, or anything with DLPack"
         )
+    cupy = _cupy()
+    from cupy import from_dlpack
+
     return Library(
-        _read_dlpack, lambda like, shape: _empty_cupy(_from_dlpack(like), shape), _stream_cupy
+        lambda array: cupy.read(from_dlpack(array)),
+        lambda like, shape: cupy.empty(from_dlpack(like), shape),
+        cupy.address,
+        cupy.stream,
+    )
+
+
+@cache
+def _cupy() -> Library:
+    import cupy as cp
+
+    get_device, current_stream = cp.cuda.runtime.getDevice, cp.cuda.get_current_stream
+
+    def empty(like: Any, shape: tuple[int, ...]) -> Any:
+        if get_device() == like.data.device_id:
+            return cp.empty(shape, like.dtype)
+        with cp.cuda.Device(like.data.device_id):
+            return cp.empty(shape, like.dtype)
+
+    return Library(
+        _read_cupy, empty, lambda array: array.data.ptr, lambda device: current_stream(device).ptr
     )
 
 
 def _read_cupy(array: Any) -> tuple:
-    memory, size, strides = array.data, array.itemsize, array.strides
+    memory, strides = array.data, array.strides
+    dtype = array.dtype
+    name, size = _NAMES.get(dtype) or _name(dtype)
     if len(strides) == 2:
         strides = (strides[0] // size, strides[1] // size)
     else:
         strides = tuple([s // size for s in strides])
-    return memory.ptr, array.shape, strides, _name(array.dtype), memory.device_id
+    return memory.ptr, array.shape, strides, name, memory.device_id
 
 
-def _empty_cupy(like: Any, shape: tuple[int, ...]) -> Any:
-    import cupy as cp
+@cache
+def _torch() -> Library:
+    import torch
 
-    if cp.cuda.runtime.getDevice() == like.data.device_id:
-        return cp.empty(shape, like.dtype)
-    with cp.cuda.Device(like.data.device_id):
-        return cp.empty(shape, like.dtype)
+    # The address alone, as Inductor and Triton ask for it: torch.cuda.current_stream makes an object each time.
+    stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if stream is None:
 
+        def stream(device: int) -> int:
+            return torch.cuda.current_stream(device).cuda_stream
 
-def _stream_cupy(device: int) -> None:
-    return None
+    return Library(
+        _read_torch, lambda like, shape: like.new_empty(shape), torch.Tensor.data_ptr, stream
+    )
 
 
 def _read_torch(tensor: Any) -> tuple:
     if not tensor.is_cuda:
         raise TypeError(f"a torch tensor is on {tensor.device}, not on a CUDA device")
-    dtype = _name(tensor.dtype)
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), dtype, tensor.get_device()
+    dtype = tensor.dtype
+    name, _ = _NAMES.get(dtype) or _name(dtype)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), name, tensor.get_device()
 
 
-def _empty_torch(like: Any, shape: tuple[int, ...]) -> Any:
-    return like.new_empty(shape)
-
-
-def _stream_torch(device: int) -> StreamPointer:
-    return StreamPointer(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
-
-
-def _from_dlpack(array: Any) -> Any:
-    import cupy as cp
-
-    return cp.from_dlpack(array)
-
-
-def _read_dlpack(array: Any) -> tuple:
-    return _read_cupy(_from_dlpack(array))
-
-
-def _name(dtype: Any) -> str:
-    """`float16` for both numpy.dtype("float16") and torch.float16; formatting one is slow, so once a type."""
-    found = _NAMES.get(dtype)
-    if found is None:
-        _NAMES[dtype] = found = str(dtype).rpartition(".")[2]
+def _name(dtype: Any) -> tuple[str, int]:
+    """`float16` for numpy.dtype("float16") and torch.float16 alike, and bytes; formatting is slow, so once a type."""
+    _NAMES[dtype] = found = str(dtype).rpartition(".")[2], dtype.itemsize
     return found
 
 
-_NAMES: dict[Any, str] = {}
-_CUPY = Library(_read_cupy, _empty_cupy, _stream_cupy)
-_LIBRARIES: dict[type, Library] = {}
+_NAMES: dict[Any, tuple[str, int]] = {}
+LIBRARIES: dict[type, Library] = {}

@@ -14,18 +14,22 @@
 12 graph capture         test_the_first_call_can_be_captured
 13 NaN, infinity, -0     test_every_probe (x_nan, x_inf, negative_zero), test_nan_stays_in_its_row
 14 BF16 range            test_every_probe (x_large), test_activations_over_the_whole_range
-15 devices and streams   test_packing_on_one_stream_and_calling_on_another, test_two_devices
+15 devices and streams   test_packing_on_one_stream_and_calling_on_another, test_two_devices,
+                         test_a_new_thread_may_call, test_threads_share_a_weight
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from qgemm_mx import checkpoints, gemv_layout, gpu_linear, probes
+from qgemm_mx.device import device
 from qgemm_mx.formats import FORMATS, encode_bf16
 from qgemm_mx.launch import LaunchError
 from qgemm_mx.packing import PackedWeight, dequantize, quantize, reference_matmul
@@ -436,6 +440,107 @@ def test_weights_of_many_shapes_share_an_entry(cp):
             assert_close(gpu_linear.linear(cp.asarray(x), weight).get(), x, host)
 
 
+@pytest.mark.parametrize("capture", [False, True])
+def test_dependent_launches_give_the_bits_of_plain_ones(capture, cp):
+    """A chain in which every layer reads what the one in front has just written, and two layers share a buffer."""
+    k = 4096
+    weights = [gpu_linear.pack_weight(random_weight("mxfp4", k, k, seed)) for seed in range(4)]
+    weights.append(gpu_linear.pack_weight(random_weight("nvfp4", k, k)))
+    for m in (1, 5, 16, 20):
+        given = cp.asarray(activations(m, k))
+        results = []
+        for programmatic in (False, True):
+            a, b = given.copy(), cp.zeros((m, k), cp.uint16)
+            stream = cp.cuda.Stream(non_blocking=True)
+            cp.cuda.Device().synchronize()
+            if capture:
+                stream.begin_capture()
+            for _ in range(1 if capture else 5):
+                for weight in weights:
+                    gpu_linear.linear(a, weight, out=b, stream=stream, programmatic=programmatic)
+                    a, b = b, a
+            if capture:
+                graph = stream.end_capture()
+                graph.launch(stream)
+            stream.synchronize()
+            results.append(a.get())
+        assert results[0].any() and np.array_equal(*results)
+
+
+def test_a_new_thread_may_call(cp):
+    host, x = random_weight("mxfp4", 40, 384), activations(2, 384)
+    weight, given, out = gpu_linear.pack_weight(host), cp.asarray(x), cp.zeros((2, 40), cp.uint16)
+    failed = []
+
+    def call(programmatic):
+        try:  # without any other use of CUDA in this thread
+            gpu_linear.linear(given, weight, out=out, stream=0, programmatic=programmatic)
+        except Exception as error:
+            failed.append(error)
+
+    for programmatic in (False, True):
+        out[...] = 0
+        cp.cuda.Device().synchronize()
+        thread = threading.Thread(target=call, args=(programmatic,))
+        thread.start()
+        thread.join()
+        cp.cuda.Device().synchronize()
+        assert not failed
+        assert_close(out.get(), x, host)
+
+
+def test_threads_share_a_weight(cp):
+    host = random_weight("mxfp4", 256, 1024)
+    weight = gpu_linear.pack_weight(host)
+    x = activations(64, 1024)
+    given, out = cp.asarray(x), cp.zeros((64, 256), cp.uint16)
+    cp.cuda.Device().synchronize()
+
+    def rows(first):
+        stream = cp.cuda.Stream(non_blocking=True)
+        for _ in range(50):
+            for i in range(first, 64, 4):
+                gpu_linear.linear(given[i : i + 1], weight, out=out[i : i + 1], stream=stream)
+        stream.synchronize()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(rows, range(4)))
+    assert_close(out.get(), x, host)
+
+
+def test_a_plan_of_ones_own(cp):
+    """Another cut of the same problem, through `Launch`, as a search over plans does it."""
+    n, k, m = 1000, 4096, 3
+    host, x = random_weight("mxfp4", n, k), activations(m, k)
+    weight, given, out = gpu_linear.pack_weight(host), cp.asarray(x), cp.zeros((m, n), cp.uint16)
+    plan = weight.plan(16)  # of the entry for 16 tokens, where M = 3 has that for 4
+    launch = gpu_linear.Launch.from_plan(plan, "mxfp4", n, k, "bf16", device(weight.device))
+    launch(weight, given.data.ptr, out.data.ptr, m)
+    assert_close(out.get(), x, host)
+    with pytest.raises(LaunchError, match="qgemv_mx has no entry qgemv_mx_none"):
+        gpu_linear.Launch.from_plan(
+            plan, "mxfp4", n, k, "bf16", device(weight.device), entry="qgemv_mx_none"
+        )
+
+
+def test_anything_with_dlpack_is_used_where_it_lies(cp):
+    class Holder:
+        """Neither of CuPy nor of torch."""
+
+        def __init__(self, array):
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    host, x = random_weight("mxfp4", 40, 384), activations(3, 384)
+    x = decode(x).astype(np.float16)
+    weight = gpu_linear.pack_weight(
+        Holder(cp.asarray(host.values)), Holder(cp.asarray(host.scales)), "mxfp4"
+    )
+    out = cp.zeros((3, 40), cp.float16)
+    gpu_linear.linear(Holder(cp.asarray(x)), weight, out=Holder(out))
+    assert_close(out.get(), x, host)
+    assert_close(gpu_linear.linear(Holder(cp.asarray(x)), weight).get(), x, host)
+
+
 def test_two_devices(cp):
     if cp.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two CUDA devices")
@@ -451,21 +556,22 @@ def test_two_devices(cp):
         gpu_linear.linear(cp.asarray(x), weight)
 
 
+@pytest.mark.parametrize("programmatic", [False, True])
 @pytest.mark.parametrize("library", ["cupy", "torch"])
-def test_a_call_costs_the_host_less_than_ten_microseconds(library, cp):
+def test_a_call_costs_the_host_less_than_ten_microseconds(library, programmatic, cp):
     weight = gpu_linear.pack_weight(random_weight("mxfp4", 128, 256))
     x, out = cp.zeros((1, 256), cp.uint16), cp.empty((1, 128), cp.uint16)
     if library == "torch":
         torch = pytest.importorskip("torch")
         x = torch.zeros((1, 256), dtype=torch.bfloat16, device="cuda")
         out = torch.empty((1, 128), dtype=torch.bfloat16, device="cuda")
-    gpu_linear.linear(x, weight, out=out)
+    gpu_linear.linear(x, weight, out=out, programmatic=programmatic)
     times = []
     for _ in range(20):
         cp.cuda.Device().synchronize()
         start = time.perf_counter()
         for _ in range(100):  # fewer than a stream queues before the host waits
-            gpu_linear.linear(x, weight, out=out)
+            gpu_linear.linear(x, weight, out=out, programmatic=programmatic)
         times.append((time.perf_counter() - start) / 100)
     assert np.median(times) < 10e-6, times
 
@@ -524,7 +630,7 @@ def test_the_torch_operator_compiles_and_is_captured(cp):
 def test_the_example_of_the_page_prints_what_it_says(repository, capsys):
     text = (repository / "README.md").read_text()
     (code,) = re.findall(r"```py\n(.*?)```", text, flags=re.S)
-    assert "gpu_linear.pack_weight(" in code and "gpu_linear.linear(" in code
+    assert "qgemm_mx.pack_weight(" in code and "qgemm_mx.linear(" in code
     exec(compile(code, "README.md", "exec"), {})
     said = re.findall(r"^print\(.*\)  # (.*)$", code, flags=re.M)
     assert len(said) == code.count("print(") > 0

@@ -6,15 +6,21 @@ tested on a device (tests/gpu/test_linear_on_device.py).
 
 from __future__ import annotations
 
+import ctypes
+import re
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from qgemm_mx import build, device, gemv_layout, gpu_linear, operands
+from qgemm_mx.device import DeviceError
 from qgemm_mx.gemv_plan import plan_gemv
 from qgemm_mx.launch import LaunchError
 from qgemm_mx.packing import quantize
@@ -43,9 +49,13 @@ class Array:
         return Array(self.shape, dtype, self.strides, self.data.ptr)
 
 
-class Value:
-    def __init__(self, value):
-        self.value = value
+def in_memory(arguments):
+    """What a driver reads: `arguments` is the address of the addresses of the arguments, each as long as its type."""
+    addresses = (ctypes.c_void_p * len(gpu_linear.ARGUMENTS)).from_address(arguments)
+    return {
+        name: kind.from_address(address).value
+        for (name, kind), address in zip(gpu_linear.ARGUMENTS.items(), addresses, strict=True)
+    }
 
 
 class Gpu:
@@ -54,23 +64,58 @@ class Gpu:
     ordinal, sm_count, smem_per_sm = 0, 132, 233472
 
     def __init__(self):
-        self.launched, self.loaded, self.allocated, self.current = [], [], 0, True
-        self.handle = nullcontext()
-        self.wide = 0
+        self.launched, self.packed, self.loaded, self.allocated = [], [], [], 0
+        self.alone, self.current, self.attached = True, True, True
+        self.wide, self.without_context, self.refused = 0, 0, None
+        self.entered, self.during = [], lambda: None
 
     def is_current(self):
         return self.current
 
+    @contextmanager
+    def made_current(self):
+        before, self.current = self.current, True
+        self.entered.append(len(self.launched))
+        yield
+        self.current = before
+
     def function(self, source, entry, shared_bytes=0):
         self.loaded.append((source, entry, shared_bytes))
 
-        def launch(grid, block, arguments, shared, stream):
-            plain = [a.value if isinstance(a, Value) else a for a in arguments]
-            self.launched.append(SimpleNamespace(
-                entry=entry, grid=grid, block=block, arguments=plain, shared=shared, stream=stream,
-            ))  # fmt: skip
+        def call(grid, block, arguments):
+            self.packed.append(
+                SimpleNamespace(entry=entry, grid=grid, block=block, arguments=arguments)
+            )
 
-        return launch
+        call.ptr = len(self.loaded) - 1
+        return call
+
+    def enqueue(self, handle, *shape_and_stream_and_arguments):
+        *shape, shared, stream, arguments, extra = shape_and_stream_and_arguments
+        assert self.alone or self.current
+        assert extra == 0 and shape[1:3] == [1, 1] and shape[4:] == [1, 1]
+        self.record(handle, shape[0], shape[3], shared, stream, arguments, False)
+
+    def enqueue_programmatic(self, config, handle, arguments):
+        assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1,) * 4
+        assert config.numAttrs == 1 and (config.attrs[0].id, config.attrs[0].value) == (6, 1)
+        self.record(
+            handle, config.gridDimX, config.blockDimX, config.sharedMemBytes, config.hStream or 0,
+            arguments, True,
+        )  # fmt: skip
+
+    def record(self, handle, grid, block, shared, stream, arguments, programmatic):
+        if self.refused:
+            raise self.refused
+        self.during()
+        self.launched.append(SimpleNamespace(
+            entry=self.loaded[handle][1], grid=grid, block=block, shared=shared, stream=stream,
+            programmatic=programmatic, arguments=in_memory(arguments),
+        ))  # fmt: skip
+
+    def attach(self):
+        first, self.attached, self.refused = not self.attached, True, None
+        return first
 
     @contextmanager
     def on(self, stream):
@@ -99,13 +144,12 @@ def gpu(monkeypatch):
         made.allocated += 1
         return Array(shape, like.dtype)
 
-    library = operands.Library(operands._read_cupy, empty, lambda ordinal: None)
-    monkeypatch.setitem(operands._LIBRARIES, Array, library)
+    library = operands.Library(operands._read_cupy, empty, lambda a: a.data.ptr, lambda device: 77)
+    monkeypatch.setitem(operands.LIBRARIES, Array, library)
     monkeypatch.setattr(gpu_linear, "as_cupy", lambda name, array: array)
     monkeypatch.setattr(gpu_linear, "device", lambda ordinal: made)
     monkeypatch.setattr(gpu_linear, "current_device", lambda: 0)
-    monkeypatch.setattr(gpu_linear, "by_value", lambda: Value)
-    caches = (gpu_linear.launches, gpu_linear._int64, gpu_linear._flag)
+    caches = (gpu_linear.launches, gpu_linear._by_rows)
     for cached in caches:
         cached.cache_clear()
     yield made
@@ -116,19 +160,11 @@ def gpu(monkeypatch):
 def weight_of(gpu, fmt="mxfp4", n=40, k=384, **more):
     rng = np.random.default_rng(2)
     packed = quantize(rng.normal(0, 1, (n, k)).astype(np.float32), fmt)
-    weight = gpu_linear.pack_weight(packed, **more)
-    gpu.launched.clear()
-    return weight
-
-
-ARGUMENTS = (
-    "weight row_scale bias x y m n k x_stride y_stride tiles_per_team extra_teams turn_tiles ring_offset depth wide"
-).split()
+    return gpu_linear.pack_weight(packed, **more)
 
 
 def named(launch):
-    assert len(launch.arguments) == len(ARGUMENTS)
-    return SimpleNamespace(**dict(zip(ARGUMENTS, launch.arguments, strict=True)))
+    return SimpleNamespace(**launch.arguments)
 
 
 # ---------------------------------------------------------------- packing
@@ -137,11 +173,11 @@ def named(launch):
 def test_packing_launches_one_thread_a_word_and_makes_every_launch_ready(gpu):
     packed = quantize(np.ones((40, 384), np.float32), "mxfp4")
     weight = gpu_linear.pack_weight(packed)
-    (launch,) = gpu.launched
+    (launch,) = gpu.packed
     layout = gemv_layout.gemv_layout("mxfp4", 40, 384)
     assert launch.entry == "pack_gemv_mxfp4" and launch.block == (256,)
     assert 256 * (launch.grid[0] - 1) < layout.nbytes // 4 <= 256 * launch.grid[0]
-    assert launch.arguments[2] is weight.data and launch.arguments[4:] == [40, 384, 192, 12]
+    assert launch.arguments[2] is weight.data and launch.arguments[4:] == (40, 384, 192, 12)
     loaded = [entry for source, entry, _ in gpu.loaded if source == "qgemv_mx"]
     assert len(loaded) == 10 and len(set(loaded)) == 10  # five sizes, two types
     plan = plan_gemv(40, 384, 1, "mxfp4", 132)
@@ -152,7 +188,7 @@ def test_packing_launches_one_thread_a_word_and_makes_every_launch_ready(gpu):
 def test_signed_bytes_are_the_same_bytes(gpu):
     values, scales = Array((40, 192), np.int8), Array((40, 12), np.uint8)
     gpu_linear.pack_weight(values, scales, "mxfp4")
-    assert gpu.launched[0].arguments[0].data.ptr == values.data.ptr
+    assert gpu.packed[0].arguments[0].data.ptr == values.data.ptr
 
 
 def test_a_shard_keeps_its_own_tensor_scale(gpu):
@@ -161,16 +197,15 @@ def test_a_shard_keeps_its_own_tensor_scale(gpu):
         values, scales, "nvfp4", tensor_scale=[0.5, 0.25], shard_rows=(16, 24)
     )
     assert np.array_equal(weight.row_scale.contents, np.repeat(np.float32([0.5, 0.25]), (16, 24)))
-    assert named_pointers(weight)[1] == weight.row_scale.data.ptr
-
-
-def named_pointers(weight):
-    return [p.value for p in weight.pointers]
+    gpu_linear.linear(Array((1, 384), BF16), weight)
+    a = named(gpu.launched[0])
+    assert (a.weight, a.row_scale) == (weight.data.data.ptr, weight.row_scale.data.ptr)
 
 
 def test_a_format_without_a_tensor_scale_passes_a_valid_pointer(gpu):
     weight = weight_of(gpu)
-    assert named_pointers(weight) == [weight.data.data.ptr] * 2
+    gpu_linear.linear(Array((1, 384), BF16), weight)
+    assert named(gpu.launched[0]).row_scale == weight.data.data.ptr
 
 
 @pytest.mark.parametrize("found", [0, 1])
@@ -185,7 +220,7 @@ def test_strided_checkpoints_are_read_where_they_lie(gpu):
     values = Array((40, 192), np.uint8, strides=(200, 1))
     scales = Array((40, 3), np.uint16, strides=(14, 2))
     gpu_linear.pack_weight(values, scales, "int4_g128")
-    assert gpu.launched[0].arguments[4:] == [40, 384, 200, 7]
+    assert gpu.packed[0].arguments[4:] == (40, 384, 200, 7)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +289,7 @@ def test_a_call_is_one_launch_of_the_planned_entry(gpu, m, dtype, activation):
     (launch,) = gpu.launched
     plan, a = plan_gemv(40, 384, m, "mxfp4", 132), named(launch)
     assert launch.entry == plan.entry("mxfp4", activation)
-    assert (launch.grid, launch.block) == ((plan.grid,), (plan.threads,))
+    assert (launch.grid, launch.block) == (plan.grid, plan.threads)
     assert launch.shared == plan.shared_bytes
     assert (a.x, a.y, a.bias) == (x.data.ptr, out.data.ptr, 0)
     assert (a.m, a.n, a.k, a.x_stride, a.y_stride) == (m, 40, 384, 384, 40)
@@ -264,7 +299,7 @@ def test_a_call_is_one_launch_of_the_planned_entry(gpu, m, dtype, activation):
         plan.ring_offset,
         plan.depth,
     )
-    assert [type(v) for v in (a.m, a.x_stride, a.wide)] == [np.int32, np.int64, np.int32]
+    assert not launch.programmatic and launch.stream == 77
 
 
 def test_rows_may_be_strided(gpu):
@@ -298,13 +333,18 @@ def test_batch_invariant_calls_use_one_entry_and_one_plan(gpu):
     for m in (1, 2, 8, 16, 33):
         gpu_linear.linear(Array((m, 4096), BF16), weight, batch_invariant=True)
     assert len(gpu.launched) == 7
-    cuts = {(c.entry, c.grid, c.block, c.shared, *c.arguments[10:]) for c in gpu.launched}
+    cuts = {
+        (c.entry, c.grid, c.block, c.shared, *list(c.arguments.values())[10:]) for c in gpu.launched
+    }
     assert len(cuts) == 1 and gpu.launched[0].entry.split("_")[4] == "t16"
     assert weight.plan(1, batch_invariant=True) == weight.plan(16)
 
 
-def test_nothing_is_made_or_loaded_by_a_call_with_out(gpu):
+def test_nothing_is_made_or_loaded_by_a_call_with_out(gpu, monkeypatch):
     weight = weight_of(gpu)
+    monkeypatch.delattr(
+        gpu_linear.Launch, "_slot"
+    )  # the memory of the arguments is there, and comes back
     x, out = Array((2, 384), BF16), Array((2, 40), BF16)
     loaded, allocated = len(gpu.loaded), gpu.allocated
     for _ in range(2):  # the first call too: it may be captured
@@ -327,29 +367,133 @@ def test_weights_of_one_shape_share_their_launches(gpu):
 @pytest.mark.parametrize(
     ("stream", "address"),
     [
-        (None, None), (SimpleNamespace(ptr=5), 5), (7, 7), (SimpleNamespace(cuda_stream=9), 9),
+        (None, 77), (SimpleNamespace(ptr=5), 5), (7, 7), (SimpleNamespace(cuda_stream=9), 9),
         (SimpleNamespace(__cuda_stream__=lambda: (0, 11)), 11),
     ],
 )  # fmt: skip
 def test_the_stream_that_is_given_is_used(gpu, stream, address):
     weight = weight_of(gpu)
     gpu_linear.linear(Array((1, 384), BF16), weight, stream=stream)
-    used = gpu.launched[0].stream
-    assert (None if used is None else used.ptr) == address
+    gpu_linear.linear(Array((1, 384), BF16), weight, stream=stream, programmatic=True)
+    assert [(c.stream, c.programmatic) for c in gpu.launched] == [(address, False), (address, True)]
+    assert gpu.launched[0].arguments.keys() == gpu.launched[1].arguments.keys()
 
 
 def test_a_call_goes_to_the_device_of_the_weight(gpu):
     weight = weight_of(gpu)
-    entered = []
+    gpu.alone = gpu.current = False
+    out = Array((17, 40), BF16)
+    assert gpu_linear.linear(Array((17, 384), BF16), weight, out=out) is out
+    assert gpu.entered == [0] and len(gpu.launched) == 2 and not gpu.current
+    made = gpu_linear.linear(Array((1, 384), BF16), weight)
+    assert named(gpu.launched[2]).y == made.data.ptr
 
-    @contextmanager
-    def handle():
-        entered.append(len(gpu.launched))
-        yield
 
-    gpu.current, gpu.handle = False, handle()
-    gpu_linear.linear(Array((1, 384), BF16), weight)
-    assert entered == [0] and len(gpu.launched) == 1
+def test_a_thread_without_a_context_gets_one(gpu):
+    weight = weight_of(gpu)
+    for programmatic in (False, True):
+        gpu.attached, gpu.refused = False, RuntimeError("CUDA_ERROR_INVALID_CONTEXT")
+        gpu_linear.linear(Array((1, 384), BF16), weight, programmatic=programmatic)
+    assert [c.programmatic for c in gpu.launched] == [False, True] and gpu.attached
+
+
+def test_what_the_driver_refuses_is_raised_and_later_calls_work(gpu):
+    weight = weight_of(gpu)
+    gpu.refused = RuntimeError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+    with pytest.raises(RuntimeError, match="OUT_OF_RESOURCES"):
+        gpu_linear.linear(Array((1, 384), BF16), weight)
+    x = Array((1, 384), BF16)
+    gpu_linear.linear(x, weight)
+    assert [named(c).x for c in gpu.launched] == [x.data.ptr]
+
+
+def test_a_launch_within_a_launch_has_arguments_of_its_own(gpu):
+    """As when another thread calls while the driver has not yet read the arguments of this one."""
+    weight = weight_of(gpu)
+    x, other = Array((1, 384), BF16), Array((1, 384), BF16)
+
+    def during():
+        gpu.during = lambda: None
+        gpu_linear.linear(other, weight)
+
+    gpu.during = during
+    gpu_linear.linear(x, weight)
+    assert [named(c).x for c in gpu.launched] == [other.data.ptr, x.data.ptr]
+
+
+def test_threads_do_not_mix_their_arguments(gpu):
+    weight = weight_of(gpu)
+    gpu.during = lambda: time.sleep(1e-5)  # lets another thread in, as the driver's call does
+    xs = [Array((m, 384), BF16) for m in (1, 1, 1, 1) for _ in range(100)]
+    outs = [Array((1, 40), BF16) for _ in xs]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda x, out: gpu_linear.linear(x, weight, out=out), xs, outs))
+    seen = {(named(c).x, named(c).y) for c in gpu.launched}
+    assert seen == {(x.data.ptr, y.data.ptr) for x, y in zip(xs, outs, strict=True)}
+
+
+# ---------------------------------------------------------------- a plan of one's own
+
+
+def test_a_launch_of_another_plan(gpu):
+    weight = weight_of(gpu)
+    plan = replace(plan_gemv(40, 384, 3, "mxfp4", 132), teams=2, tiles_per_team=1, extra_teams=1)
+    launch = gpu_linear.Launch.from_plan(plan, "mxfp4", 40, 384, "fp16", gpu)
+    launch(weight, 4096, 8192, 3, stream=5, bias=9, x_stride=400, programmatic=True)
+    launch(weight, 4096, 8192, 2)
+    first, second = gpu.launched
+    assert first.entry == plan.entry("mxfp4", "fp16") and first.grid == plan.grid
+    assert (first.stream, first.programmatic, second.stream) == (5, True, 0)
+    a, b = named(first), named(second)
+    assert (a.x, a.y, a.m, a.bias, a.x_stride, a.y_stride) == (4096, 8192, 3, 9, 400, 40)
+    assert (b.m, b.bias, b.x_stride) == (2, 0, 384)
+    assert (a.tiles_per_team, a.extra_teams, a.weight) == (1, 1, weight.pointer)
+
+
+def test_a_launch_of_another_source(gpu):
+    plan = plan_gemv(40, 384, 1, "mxfp4", 132)
+    problem = ("mxfp4", 40, 384, "bf16", gpu)
+    gpu_linear.Launch.from_plan(plan, *problem, source="ablations", entry="without")
+    assert gpu.loaded[-1] == ("ablations", "without", plan.shared_bytes)
+
+
+def test_a_launch_refuses_what_it_is_not_made_for(gpu):
+    weight = weight_of(gpu)
+    plan = plan_gemv(40, 384, 4, "mxfp4", 132)
+    launch = gpu_linear.Launch.from_plan(plan, "mxfp4", 40, 384, "bf16", gpu)
+    for m in (0, 5):
+        with pytest.raises(LaunchError, match=f"M={m} is not in 1..4"):
+            launch(weight, 4096, 8192, m)
+    with pytest.raises(LaunchError, match=r"made for \('mxfp4', 40, 384\)"):
+        launch(weight_of(gpu, n=48), 4096, 8192, 1)
+    with pytest.raises(LaunchError, match="ring_offset=2147483648 does not fit"):
+        gpu_linear.Launch.from_plan(replace(plan, ring_offset=2**31), "mxfp4", 40, 384, "bf16", gpu)
+    assert not gpu.launched
+
+
+def test_the_arguments_are_those_of_every_entry():
+    """In order and in size, after the preprocessor has made the entries."""
+    source = (build.CUDA_DIR / "qgemv_mx.cu").read_text()
+    text = "".join(line for line in source.splitlines(True) if not line.startswith("#include"))
+    command = ["g++", "-E", "-P", "-x", "c++", "-"]
+    expanded = subprocess.run(
+        command, input=text, capture_output=True, text=True, check=True
+    ).stdout
+    entries = dict(re.findall(r"\b(qgemv_mx_\w+)\s*\(([^)]*)\)\s*\{", expanded))
+    assert set(entries) == set(build.load_sources()["qgemv_mx"].threads)
+
+    def kind(declared):
+        if "*" in declared:
+            return ctypes.c_uint64
+        return ctypes.c_int64 if "long long" in declared else ctypes.c_int32
+
+    for parameters in set(entries.values()):
+        declared = [" ".join(p.split()) for p in parameters.split(",")]
+        found = {re.findall(r"\w+$", p)[0]: kind(p) for p in declared}
+        assert list(found.items()) == list(gpu_linear.ARGUMENTS.items())
+
+
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -448,13 +592,18 @@ class Driver:
         properties = {
             "major": 9, "minor": 0, "multiProcessorCount": 132, "sharedMemPerMultiprocessor": 233472,
         }  # fmt: skip
+        self.current, self.context = [0], 16
         self.cuda = SimpleNamespace(
-            Device=lambda ordinal: nullcontext(),
-            driver=SimpleNamespace(CUDADriverError=DriverError),
+            driver=SimpleNamespace(
+                CUDADriverError=DriverError,
+                launchKernel=None,
+                ctxGetCurrent=lambda: self.context,
+            ),
             runtime=SimpleNamespace(
                 getDeviceProperties=lambda ordinal: properties,
                 getDeviceCount=lambda: 1,
-                getDevice=lambda: 0,
+                getDevice=lambda: self.current[-1],
+                setDevice=self.current.append,
             ),
         )
         self.RawModule = lambda path: SimpleNamespace(get_function=Kernel)
@@ -476,6 +625,85 @@ def test_leave_to_use_shared_memory_only_grows(made_up):
     assert (gpu.compute_capability, gpu.sm_count, gpu.is_current()) == ("90", 132, True)
 
 
+def test_the_current_device_comes_back(made_up):
+    driver, gpu = made_up
+    driver.current[:] = [3]
+    with pytest.raises(KeyError), gpu.made_current():
+        assert driver.current[-1] == 0
+        raise KeyError
+    assert driver.current == [3, 0, 3]
+
+
+def test_a_device_is_attached_only_to_a_thread_without_a_context(made_up):
+    driver, gpu = made_up
+    assert not gpu.attach() and driver.current == [0]
+    driver.context = 0
+    assert gpu.attach() and driver.current == [0, 0]
+
+
+def test_a_programmatic_launch_goes_to_the_driver_and_its_error_comes_back(made_up, monkeypatch):
+    driver, gpu = made_up
+    seen = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    def launch(config, handle, arguments, extra):
+        config = device.LaunchConfig.from_address(config)
+        seen.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, config.hStream))
+        seen.append((handle, arguments, extra, config.attrs[0].id, config.attrs[0].value))
+        return 0 if handle == 5 else 701
+
+    monkeypatch.setattr(device, "_launch_ex", lambda: launch)
+    config = device.programmatic_config(132, 512, 200_000)
+    config.hStream = 9
+    gpu.enqueue_programmatic(config, 5, 1234)
+    assert seen == [(132, 512, 200_000, 9), (5, 1234, None, 6, 1)]
+    with pytest.raises(driver.cuda.driver.CUDADriverError, match="701"):
+        gpu.enqueue_programmatic(config, 6, 1234)
+
+
+def test_the_structures_are_those_of_cuda_h(tmp_path):
+    include = build.find_tool("nvcc").resolve().parents[1] / "include"
+    lines = ["#include <cuda.h>", "#include <cstddef>"]
+    for name, mirror in (
+        ("CUlaunchConfig", device.LaunchConfig),
+        ("CUlaunchAttribute", device.LaunchAttribute),
+    ):
+        lines.append(f"static_assert(sizeof({name}) == {ctypes.sizeof(mirror)});")
+        lines += [
+            f"static_assert(offsetof({name}, {field}) == {getattr(mirror, field).offset});"
+            for field, _ in mirror._fields_
+            if field != "rest"
+        ]
+    lines.append(
+        "static_assert(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+        f" == {device.PROGRAMMATIC_STREAM_SERIALIZATION});"
+    )
+    (tmp_path / "check.cpp").write_text("\n".join(lines))
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{include}", "check.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_cupy_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match=r"pip install '\.\[gpu\]'"):
+        gpu_linear.pack_weight(quantize(np.ones((8, 64), np.float32), "mxfp4"))
+
+
+def test_without_a_device_the_message_says_so(made_up):
+    driver, _ = made_up
+
+    class RuntimeApiError(Exception):
+        pass
+
+    def no_device():
+        raise RuntimeApiError("cudaErrorNoDevice")
+
+    driver.cuda.runtime.getDevice, driver.cuda.runtime.CUDARuntimeError = no_device, RuntimeApiError
+    with pytest.raises(DeviceError, match="no CUDA device can be used here: cudaErrorNoDevice"):
+        gpu_linear.pack_weight(quantize(np.ones((8, 64), np.float32), "mxfp4"))
+
+
 def test_an_entry_that_is_not_there_is_named(made_up):
     with pytest.raises(LaunchError, match="qgemv_mx has no entry gone: CUDA_ERROR_NOT_FOUND"):
         made_up[1].function("qgemv_mx", "gone", 100)
@@ -490,8 +718,12 @@ def test_the_packing_kernel_has_an_entry_for_each_format():
 def test_importing_the_library_imports_no_gpu_library():
     code = (
         "import sys\n"
-        "from qgemm_mx import gemv_plan, gpu_linear\n"
-        "assert callable(gpu_linear.linear) and callable(gpu_linear.pack_weight)\n"
+        "import qgemm_mx\n"
+        "assert 'qgemm_mx.gpu_linear' not in sys.modules and 'numpy' not in sys.modules\n"
+        "assert callable(qgemm_mx.linear) and callable(qgemm_mx.pack_weight)\n"
+        "assert issubclass(qgemm_mx.LaunchError, ValueError)\n"
+        "assert issubclass(qgemm_mx.DeviceError, RuntimeError)\n"
+        "assert qgemm_mx.LinearWeight.__module__ == 'qgemm_mx.gpu_linear'\n"
         "assert not {'cupy', 'torch', 'cuda'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=build.CUDA_DIR.parents[1])

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is in requirements-peers.txt")
 
-from qgemm_mx import gemv_layout, torch_op  # noqa: E402 torch may be missing
+from qgemm_mx import gemv_layout, gpu_linear, torch_op  # noqa: E402 torch may be missing
 
 
 def module(fmt: str = "nvfp4", n: int = 40, k: int = 384, bias: bool = True, device: str = "meta"):
@@ -63,3 +63,8 @@ def test_a_tensor_that_is_on_no_gpu_has_no_implementation():
     weight = module(device="cpu")
     with pytest.raises((NotImplementedError, RuntimeError), match="qgemm_mx::linear"):
         weight(torch.empty(2, 384, dtype=torch.bfloat16))
+
+
+def test_a_tensor_that_is_on_no_gpu_is_named():
+    with pytest.raises(TypeError, match="a torch tensor is on cpu, not on a CUDA device"):
+        gpu_linear.linear(torch.empty(2, 384, dtype=torch.bfloat16), None)
