@@ -80,10 +80,10 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_... of cuda.h
 _PROGRAMMATIC = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
 
 
-def programmatic_config(grid: int, block: int, shared_bytes: int) -> LaunchConfig:
+def programmatic_config(grid: int, block: tuple[int, int], shared_bytes: int) -> LaunchConfig:
     """A launch that may begin before the kernel in front of it has ended; the stream is left to be filled in."""
     attribute = ctypes.pointer(_PROGRAMMATIC)
-    return LaunchConfig(grid, 1, 1, block, 1, 1, shared_bytes, None, attribute, 1)
+    return LaunchConfig(grid, 1, 1, *block, 1, shared_bytes, None, attribute, 1)
 
 
 class Device:
@@ -151,11 +151,14 @@ class Device:
                 found = kernel.kernel
             except cp.cuda.driver.CUDADriverError as error:
                 raise LaunchError(f"{source} has no entry {entry}: {error}") from None
-            # The leave belongs to the entry, which weights of many shapes share: it only grows. Setting it also makes
-            # the driver load the function now, and not during a capture.
+            # The leave belongs to the entry, which weights of many shapes share: it only grows. Setting it also
+            # makes the driver load the function now, and not during a capture.
             allowed = max(shared_bytes, self._allowed.get((source, entry), 0))
             if allowed:
                 kernel.max_dynamic_shared_size_bytes = self._allowed[source, entry] = allowed
+                # One split of L1 for all entries: an SM that changes it must be empty first, and a dependent kernel
+                # could not stand beside the one in front of it.
+                kernel.preferred_shared_memory_carveout = 100
             return found
 
     @contextmanager

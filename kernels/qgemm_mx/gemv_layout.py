@@ -1,25 +1,39 @@
 """The packed layout of qgemv_mx: the bytes that a thread loads are its fragments of the matrix instruction.
 
 A weight is one run of bytes. Rows go in tiles of 16, K in chunks of 64 and slices of four chunks (the
-last slice has the chunks that are left); rows and k that are not there are zeros with scale code 0.
-Tile by tile, slice by slice, a unit is
+last slice has the chunks that are left). Tile by tile, slice by slice, a unit is
 
-    values       chunks x 512 bytes; lane l = 4g + t of a warp owns the 16 bytes at 16 l of each chunk
-    scale words  chunks x W x 32 bytes; W is 1 (mxfp4), 2 (nvfp4) or 1/2 (int4_g128)
+    scales   128 (mxfp4), 256 (nvfp4) or 64 (int4_g128) bytes, those of 256 k in the last slice too
+    values   chunks x 512 bytes; lane l = 4g + t of a warp owns the 16 bytes at 16 l of each chunk
 
-A lane's 16 bytes are four uint32 words, word s for step s (16 k) of the chunk: the A fragment of
-mma.m16n8k16. A word holds four pairs j of neighbouring k, the even k in the low half word: row g for
+Rows, k and groups that are not there are zeros with scale code 0. Behind the last unit are zeros for
+the chunks that the last slice lacks: the kernel's asynchronous copies read four chunks of every unit,
+those beyond K from what follows, and what follows the last unit has to be memory of the weight.
+
+Values. A lane's 16 bytes are four uint32 words, word s for step s (16 k) of the chunk: the A fragment
+of mma.m16n8k16. A word holds four pairs j of neighbouring k, the even k in the low half word: row g for
 even j, row g + 8 for odd j. Which k a lane owns is free as long as the activations agree, so its k are
 neighbours over a window of 32 k (16 in nvfp4), and one load of x serves the window:
 
     mxfp4, int4  k = 64 chunk + 32 (s // 2) + 8 t + 4 (s % 2) + 2 (j // 2) + {0, 1}
     nvfp4        k = 64 chunk + 16 s + 4 t + 2 (j // 2) + {0, 1}
 
-e2m1 half words are ordered so that a shift and a mask leave sign, lowest exponent bits and highest
-mantissa bit of a BF16 in place, the element times 2^-126 (`PLACES`). int4: pair j is the nibble at bit 4j.
+int4: pair j is the nibble at bits 4j of each half word.
 
-Word p of a unit's scales has, for lane group g at byte 4g, row g then row g + 8: groups 2p and 2p + 1
-of the slice as two 8-bit codes each, or group p as one BF16.
+e2m1: a pair is wanted as two BF16 with the sign at bit 15 and the magnitude at bits 8, 7, 6, which is the
+element times 2^-126. Four pairs have 32 such bits, as many as a word, so the word can be any invertible
+linear code of them over GF(2), and it is the one from which they come cheapest (`place`):
+
+    pair 0 = q,  pair 1 = q << 4,  pair 2 = r ^ (q << 6),  pair 3 = r ^ (r << 2)
+
+each & 0x81C081C0, with r = q rotated left by 10: one rotation, three shifts and four three-input logic
+instructions. `encode` solves this for q. Bits 15, 8, 7, 6 of a half word are those of pair 0, and bits
+11, 4, 3, 2 those of pair 1; pairs 2 and 3 then give the other eight bits one after the other.
+
+Scales. Lane group g has an eighth of the block, at g * unit_scale_bytes / 8, in words of four bytes, row
+g then row g + 8: groups 2p and 2p + 1 of the slice as two 8-bit codes each in word p, or group p as one
+BF16. An mxfp4 code is stored as (code + 62) mod 256: as the exponent of an FP32 it is then the scale
+times 2^62, which with activations times 2^64 makes up for the 2^-126 of the elements.
 
 Functions take NumPy or CuPy arrays and give back the same kind. They are the oracle of the packing
 kernel (cuda/pack_gemv.cu), which writes the same bytes.
@@ -42,11 +56,11 @@ CHUNK = 64  # k of a 16-byte load of each lane
 CHUNKS = 4  # of a slice
 SLICE = CHUNK * CHUNKS
 CHUNK_VALUE_BYTES = ROWS * CHUNK // 2
-SCALE_WORD_BYTES = 32  # eight lane groups, four bytes each
+LANE_GROUPS = 8  # lanes that share rows g and g + 8
 K_STEP = 32  # K is a multiple of it, and of the scale group
 
-# e2m1: where pair j of a half word has its magnitude's bits (lowest first) and its sign.
-PLACES = (((6, 7, 8), 15), ((3, 4, 5), 12), ((0, 1, 2), 9), ((10, 11, 13), 14))
+PAIR_MASK = 0x81C081C0  # e2m1: sign and magnitude of both elements of a pair
+MXFP4_CODE_OFFSET = 62  # added to a scale code, modulo 256
 # Codes from here on leave the range in which a scale can be applied with one multiplication:
 # mxfp4 2^66 and above with NaN; nvfp4 NaN, and everything with a sign.
 _FIRST_WIDE = {"mxfp4": 193, "nvfp4": 0x7F}
@@ -76,25 +90,26 @@ class GemvLayout:
         return -(-self.chunks // CHUNKS)
 
     @property
-    def chunk_scale_bytes(self) -> int:
-        """Bytes of scales a chunk: 32 W."""
+    def unit_scale_bytes(self) -> int:
+        """Bytes of scales of a unit, whole or not: 16 rows x 256 k."""
         fmt = FORMATS[self.format]
-        return ROWS * CHUNK * fmt.scale_dtype.itemsize // fmt.group
+        return ROWS * SLICE // fmt.group * fmt.scale_dtype.itemsize
 
     @property
     def unit_bytes(self) -> int:
         """Bytes of a whole unit: 16 rows x 256 k."""
-        return CHUNKS * (CHUNK_VALUE_BYTES + self.chunk_scale_bytes)
+        return self.unit_scale_bytes + CHUNKS * CHUNK_VALUE_BYTES
 
     @property
     def tile_bytes(self) -> int:
         """Bytes of 16 rows."""
-        return self.chunks * (CHUNK_VALUE_BYTES + self.chunk_scale_bytes)
+        return self.slices * self.unit_scale_bytes + self.chunks * CHUNK_VALUE_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weight."""
-        return self.tiles * self.tile_bytes
+        """Bytes of the packed weight, with the zeros that complete its last unit to four chunks."""
+        lacking = CHUNKS - self.chunks_of(self.slices - 1)
+        return self.tiles * self.tile_bytes + lacking * CHUNK_VALUE_BYTES
 
     def chunks_of(self, slice_index: int) -> int:
         """Chunks of a slice, 1..4."""
@@ -125,21 +140,45 @@ def is_wide(format: str, scales: Any) -> bool:
     return first is not None and bool((scales >= first).any())
 
 
+def place(words: Any) -> Any:
+    """uint32 [..., 4]: the e2m1 pairs of words uint32 [...], two BF16 each, elements times 2^-126."""
+    xp = _module(words)
+    q, r = words, _rotated(words, 10)
+    return xp.stack([q, q << 4, r ^ q << 6, r ^ r << 2], axis=-1) & np.uint32(PAIR_MASK)
+
+
+def encode(pairs: Any) -> Any:
+    """uint32 [...]: the words that `place` takes apart into pairs uint32 [..., 4]."""
+    p0, p1, p2, p3 = (pairs[..., j] for j in range(4))
+    q0 = p0 | p1 >> 4
+    # Bits of the word q and of its rotation r, in both half words at once.
+    r15 = _bit(p3, 15) ^ _bit(q0, 3)
+    q9 = _bit(p2, 15) ^ r15
+    r8 = _bit(p2, 8) ^ _bit(q0, 2)
+    r6 = _bit(p3, 8) ^ r8
+    r7 = _bit(p3, 7) ^ _rotated(_bit(q0, 11), 16)
+    r4 = _bit(p3, 6) ^ r6
+    q1 = _bit(p2, 7) ^ r7
+    q = q0 | r15 << 5 | q9 << 9 | q1 << 1 | _bit(p2, 6) ^ r6
+    # Bit i of r is bit i - 10 of q: below 10 it comes from the other half word.
+    return q | _rotated(r8 << 14 | r6 << 12 | r7 << 13 | r4 << 10, 16)
+
+
 def pack(layout: GemvLayout, values: Any, scales: Any) -> Any:
     """uint8 [nbytes] from values uint8 [N, K/2] and scales [N, K/group], as in `PackedWeight`."""
     xp = _module(values)
     _require(layout, values, scales)
-    words = _value_words(layout, values)  # [tile, chunk, 128]
-    value_bytes = words.view(xp.uint8).reshape(layout.tiles, layout.chunks * CHUNK_VALUE_BYTES)
-    scale_bytes = _scale_words(layout, scales).view(xp.uint8).reshape(layout.tiles, -1)
-    packed = xp.empty((layout.tiles, layout.tile_bytes), xp.uint8)
+    value_bytes = _value_words(layout, values).view(xp.uint8).reshape(layout.tiles, -1)
+    scale_bytes = _scale_words(layout, scales).view(xp.uint8)
+    scale_bytes = scale_bytes.reshape(layout.tiles, layout.slices, layout.unit_scale_bytes)
+    packed = xp.zeros(layout.nbytes, xp.uint8)
+    tiles = packed[: layout.tiles * layout.tile_bytes].reshape(layout.tiles, layout.tile_bytes)
     for s in range(layout.slices):
-        (v0, v1), (s0, s1) = _unit_spans(layout, s)
-        first = s * CHUNKS * CHUNK_VALUE_BYTES
-        packed[:, v0:v1] = value_bytes[:, first : first + v1 - v0]
-        first = s * CHUNKS * layout.chunk_scale_bytes
-        packed[:, s0:s1] = scale_bytes[:, first : first + s1 - s0]
-    return packed.reshape(-1)
+        first, middle, last = _unit_bounds(layout, s)
+        tiles[:, first:middle] = scale_bytes[:, s]
+        at = s * CHUNKS * CHUNK_VALUE_BYTES
+        tiles[:, middle:last] = value_bytes[:, at : at + last - middle]
+    return packed
 
 
 def unpack(layout: GemvLayout, packed: Any) -> tuple[Any, Any]:
@@ -151,31 +190,28 @@ def unpack(layout: GemvLayout, packed: Any) -> tuple[Any, Any]:
             f"packed is {packed.dtype} {list(packed.shape)}, not uint8 [{layout.nbytes}]"
             f" ({layout.format}, N={layout.n}, K={layout.k})"
         )
-    rows = packed.reshape(layout.tiles, layout.tile_bytes)
-    spans = [_unit_spans(layout, s) for s in range(layout.slices)]
-    value_bytes = xp.concatenate([rows[:, v0:v1] for (v0, v1), _ in spans], axis=1)
-    scale_bytes = xp.concatenate([rows[:, s0:s1] for _, (s0, s1) in spans], axis=1)
+    rows = packed[: layout.tiles * layout.tile_bytes].reshape(layout.tiles, layout.tile_bytes)
+    bounds = [_unit_bounds(layout, s) for s in range(layout.slices)]
+    value_bytes = xp.concatenate([rows[:, middle:last] for _, middle, last in bounds], axis=1)
+    scale_bytes = xp.concatenate([rows[:, first:middle] for first, middle, _ in bounds], axis=1)
 
-    halves = xp.ascontiguousarray(value_bytes).view(xp.uint16)
-    # tile, chunk, g, t, step, half word
-    halves = halves.reshape(layout.tiles, layout.chunks, 8, 4, 4, 2)
-    codes = xp.stack([_code(layout.format, halves, j) for j in range(4)], axis=-1)
-    # tile, chunk, g, t, step, half word, j // 2, j % 2
-    codes = codes.reshape(layout.tiles, layout.chunks, 8, 4, 4, 2, 2, 2)
-    # -> tile, row half, g, chunk, then the k of a chunk from the highest digit down
+    pairs = _pair_bytes(layout.format, xp.ascontiguousarray(value_bytes).view(xp.uint32))
     if fmt.group == 16:
-        order = (0, 7, 2, 1, 4, 3, 6, 5)
+        # tile, chunk, g, t, step, j // 2, row half -> tile, row half, g, chunk, step, t, j // 2
+        pairs = pairs.reshape(layout.tiles, layout.chunks, 8, 4, 4, 2, 2)
+        pairs = pairs.transpose(0, 6, 2, 1, 4, 3, 5)
     else:
-        codes = codes.reshape(layout.tiles, layout.chunks, 8, 4, 2, 2, 2, 2, 2)
-        order = (0, 8, 2, 1, 4, 3, 5, 7, 6)
-    codes = codes.transpose(order).reshape(layout.tiles * ROWS, layout.chunks * CHUNK)
-    codes = codes[: layout.n, : layout.k]
-    values = codes[:, 0::2] | (codes[:, 1::2] << 4)
+        # A step is a window and a step of it: .., chunk, window, t, step of it, j // 2
+        pairs = pairs.reshape(layout.tiles, layout.chunks, 8, 4, 2, 2, 2, 2)
+        pairs = pairs.transpose(0, 7, 2, 1, 4, 3, 5, 6)
+    values = pairs.reshape(layout.tiles * ROWS, -1)[: layout.n, : layout.k // 2]
 
     scales = xp.ascontiguousarray(scale_bytes).view(fmt.scale_dtype)
     each = 2 // fmt.scale_dtype.itemsize  # groups a word
-    scales = scales.reshape(layout.tiles, -1, 8, 2, each).transpose(0, 3, 2, 1, 4)
-    scales = scales.reshape(layout.tiles * ROWS, -1)[: layout.n, : layout.k // fmt.group]
+    # tile, slice, g, word, row half, group of the word -> tile, row half, g, slice, word, group
+    scales = scales.reshape(layout.tiles, layout.slices, LANE_GROUPS, -1, 2, each)
+    scales = scales.transpose(0, 4, 2, 1, 3, 5).reshape(layout.tiles * ROWS, -1)
+    scales = scales[: layout.n, : layout.k // fmt.group] - _code_offset(layout.format)
     return xp.ascontiguousarray(values), xp.ascontiguousarray(scales)
 
 
@@ -190,6 +226,8 @@ class ValuePlace:
 
     offset  byte of the 32-bit word in the packed weight
     lane    that loads it; `step` of its chunk; `pair` 0..3 of the word; `half` 0 for the low half word
+
+    The four bits of an e2m1 element are spread over the word: it is `half` of `place(word)[..., pair]`.
     """
 
     offset: Any
@@ -211,6 +249,7 @@ def value_place(layout: GemvLayout, row: Any, k: Any) -> ValuePlace:
     offset = (
         row // ROWS * layout.tile_bytes
         + slice_index * layout.unit_bytes
+        + layout.unit_scale_bytes
         + chunk % CHUNKS * CHUNK_VALUE_BYTES
         + 16 * lane
         + 4 * step
@@ -222,41 +261,57 @@ def scale_offset(layout: GemvLayout, row: Any, group: Any) -> Any:
     """Byte of the scale of W[row, group * G : (group + 1) * G] in the packed weight."""
     fmt = FORMATS[layout.format]
     size, of_slice = fmt.scale_dtype.itemsize, SLICE // fmt.group
-    slice_index, rest = group // of_slice, group % of_slice
-    chunks = np.minimum(CHUNKS, layout.chunks - slice_index * CHUNKS)
     each = 2 // size  # groups a word
+    slice_index, rest = group // of_slice, group % of_slice
     return (
         row // ROWS * layout.tile_bytes
         + slice_index * layout.unit_bytes
-        + chunks * CHUNK_VALUE_BYTES
-        + rest // each * SCALE_WORD_BYTES
-        + row % 8 * 4
+        + row % LANE_GROUPS * (layout.unit_scale_bytes // LANE_GROUPS)
+        + rest // each * 4
         + row // 8 % 2 * 2
         + rest % each * size
     )
 
 
-def half_word_bits(format: str, pair: int) -> np.ndarray:
-    """uint16 [16]: the bits of each code as pair `pair` of a half word."""
-    code = np.arange(16, dtype=np.uint16)
-    if FORMATS[format].element == "int4":
-        return code << np.uint16(4 * pair)
-    magnitude, sign = PLACES[pair]
-    bits = (code >> 3) << np.uint16(sign)
-    for i, place in enumerate(magnitude):
-        bits |= (code >> np.uint16(i) & np.uint16(1)) << np.uint16(place)
-    return bits
+def _rotated(words: Any, places: int) -> Any:
+    """uint32 words rotated to the left."""
+    return words << places | words >> (32 - places)
 
 
-def _code(format: str, halves: Any, pair: int) -> Any:
-    """uint8 codes 0..15 of pair `pair` of uint16 half words."""
+def _bit(words: Any, place: int) -> Any:
+    """One bit of each half word, at its lowest place."""
+    return words >> place & np.uint32(0x00010001)
+
+
+def _code_offset(format: str) -> Any:
+    """What packing adds to a scale code, in its dtype, which wraps."""
+    return FORMATS[format].scale_dtype.type(MXFP4_CODE_OFFSET if format == "mxfp4" else 0)
+
+
+def _byte_words(format: str) -> np.ndarray:
+    """uint32 [4, 256]: the word with a byte of `PackedWeight.values` as pair j, and zeros else.
+
+    A word is linear in its pairs, so it is the XOR of four of these.
+    """
+    byte = np.arange(256, dtype=np.uint32)
+    codes = byte & 15 | byte >> 4 << 16
     if FORMATS[format].element == "int4":
-        return (halves >> (4 * pair) & 15).astype(np.uint8)
-    magnitude, sign = PLACES[pair]
-    code = (halves >> sign & 1) << 3
-    for i, place in enumerate(magnitude):
-        code |= (halves >> place & 1) << i
-    return code.astype(np.uint8)
+        return np.stack([codes << 4 * j for j in range(4)])
+    pairs = np.zeros((4, 256, 4), np.uint32)
+    for j in range(4):
+        pairs[j, :, j] = (codes & 0x00070007) << 6 | (codes & 0x00080008) << 12
+    return encode(pairs)
+
+
+def _pair_bytes(format: str, words: Any) -> Any:
+    """uint8 [..., 4]: the pairs of words uint32 [...] as bytes of `PackedWeight.values`."""
+    xp = _module(words)
+    if FORMATS[format].element == "int4":
+        codes = xp.stack([words >> 4 * j & 0x000F000F for j in range(4)], axis=-1)
+    else:
+        pairs = place(words)
+        codes = pairs >> 6 & 0x00070007 | pairs >> 12 & 0x00080008
+    return (codes | codes >> 12).astype(xp.uint8)
 
 
 def _value_words(layout: GemvLayout, values: Any) -> Any:
@@ -276,30 +331,28 @@ def _value_words(layout: GemvLayout, values: Any) -> Any:
         pairs = pairs.transpose(0, 3, 2, 5, 4, 6, 7, 1)
     pairs = pairs.reshape(tiles, chunks, ROWS * CHUNK // 8, 4)  # tile, chunk, word, j
     words = xp.zeros(pairs.shape[:3], xp.uint32)
-    byte = np.arange(256)
-    for j in range(4):
-        bits = half_word_bits(layout.format, j).astype(np.uint32)
-        words |= xp.asarray(bits[byte & 15] | bits[byte >> 4] << np.uint32(16))[pairs[..., j]]
+    for j, table in enumerate(_byte_words(layout.format)):
+        words ^= xp.asarray(table)[pairs[..., j]]
     return words
 
 
 def _scale_words(layout: GemvLayout, scales: Any) -> Any:
-    """[tile, word, g, row half, groups of a word] in the scale's own dtype."""
+    """[tile, slice, g, word, row half, group of the word] in the scale's own dtype, as stored."""
     xp = _module(scales)
     fmt = FORMATS[layout.format]
     each = 2 // fmt.scale_dtype.itemsize
-    groups = layout.chunks * CHUNK // fmt.group  # int4: K is a multiple of two chunks
-    padded = xp.zeros((layout.tiles * ROWS, groups), fmt.scale_dtype)
+    padded = xp.zeros((layout.tiles * ROWS, layout.slices * SLICE // fmt.group), fmt.scale_dtype)
     padded[: layout.n, : layout.k // fmt.group] = scales
-    padded = padded.reshape(layout.tiles, 2, 8, groups // each, each)
-    return xp.ascontiguousarray(padded.transpose(0, 3, 2, 1, 4))
+    padded += _code_offset(layout.format)
+    padded = padded.reshape(layout.tiles, 2, LANE_GROUPS, layout.slices, -1, each)
+    return xp.ascontiguousarray(padded.transpose(0, 3, 2, 4, 1, 5))
 
 
-def _unit_spans(layout: GemvLayout, s: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Byte ranges of the values and of the scales of slice `s` inside a tile."""
-    first, left = s * layout.unit_bytes, layout.chunks_of(s)
-    middle = first + left * CHUNK_VALUE_BYTES
-    return (first, middle), (middle, middle + left * layout.chunk_scale_bytes)
+def _unit_bounds(layout: GemvLayout, s: int) -> tuple[int, int, int]:
+    """Bytes of a tile: where the scales of slice `s` begin, where its values begin, where they end."""
+    first = s * layout.unit_bytes
+    middle = first + layout.unit_scale_bytes
+    return first, middle, middle + layout.chunks_of(s) * CHUNK_VALUE_BYTES
 
 
 def _require(layout: GemvLayout, values: Any, scales: Any) -> None:

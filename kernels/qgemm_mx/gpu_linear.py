@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from ctypes import c_int32, c_int64, c_uint64
+from ctypes import c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -43,20 +43,28 @@ _BYTES = 2  # of an activation
 # weight's, any other is the attribute of the plan that has its name.
 ARGUMENTS = {
     "weight": c_uint64,
-    "row_scale": c_uint64,
-    "bias": c_uint64,
     "x": c_uint64,
-    "y": c_uint64,
-    "m": c_int32,
-    "n": c_int32,
-    "k": c_int32,
-    "x_stride": c_int64,
-    "y_stride": c_int64,
+    "tile_bytes": c_uint32,
+    "walker_stride": c_uint32,
+    "stride": c_uint32,
+    "ring_offset": c_uint32,
     "tiles_per_team": c_int32,
     "extra_teams": c_int32,
+    "slices": c_int32,
+    "warps": c_uint8,
+    "depth": c_uint8,
+    "walkers": c_uint8,
+    "early": c_uint8,
+    "y": c_uint64,
+    "y_stride": c_int64,
+    "x_stride": c_int64,
+    "bias": c_uint64,
+    "row_scale": c_uint64,
+    "teams": c_int32,
     "turn_tiles": c_int32,
-    "ring_offset": c_int32,
-    "depth": c_int32,
+    "k": c_int32,
+    "n": c_int32,
+    "m": c_int32,
     "wide": c_int32,
 }
 OF_A_CALL = ("weight", "row_scale", "wide", "bias", "x", "y", "m", "x_stride", "y_stride")
@@ -90,7 +98,7 @@ class Launch:
         self._constants = {
             name: self._constant(name) for name in ARGUMENTS if name not in OF_A_CALL
         }
-        shape = (plan.grid, 1, 1, plan.threads, 1, 1, plan.shared_bytes)
+        shape = (plan.grid, 1, 1, *plan.block, 1, plan.shared_bytes)
         self._plain = partial(device.enqueue, function.ptr, *shape)
         self._free = [self._slot()]
 
@@ -182,8 +190,10 @@ class Launch:
 
     def _constant(self, name: str) -> int:
         value = getattr(self if name in ("n", "k") else self.plan, name)
-        if ARGUMENTS[name] is c_int32 and not -(2**31) <= value < 2**31:
-            raise LaunchError(f"{name}={value} does not fit into the 32 bits of its argument")
+        bits = 8 * ctypes.sizeof(ARGUMENTS[name])
+        least = -(2 ** (bits - 1)) if ARGUMENTS[name](-1).value < 0 else 0
+        if not least <= value < least + 2**bits:
+            raise LaunchError(f"{name}={value} does not fit into the {bits} bits of its argument")
         return value
 
     def _slot(self) -> _Slot:
@@ -191,26 +201,30 @@ class Launch:
         values = (c_int64 * len(names))(*[0] * len(OF_A_CALL), *self._constants.values())
         place = {name: ctypes.addressof(values) + 8 * i for i, name in enumerate(names)}
         addresses = (ctypes.c_void_p * len(ARGUMENTS))(*[place[name] for name in ARGUMENTS])
-        config = programmatic_config(self.plan.grid, self.plan.threads, self.plan.shared_bytes)
+        config = programmatic_config(self.plan.grid, self.plan.block, self.plan.shared_bytes)
         return _Slot(values, addresses, ctypes.addressof(addresses), config)
 
 
 @cache
-def launches(ordinal: int, format: str, n: int, k: int) -> dict[tuple[str, int], Launch]:
-    """The launches of every (activation, tokens) of W[N, K] on a device, loaded and ready."""
+def launches(
+    ordinal: int, format: str, n: int, k: int, programmatic: bool = False
+) -> dict[tuple[str, int], Launch]:
+    """The launches of every (activation, tokens) of W[N, K] on a device, loaded and ready; or those to be dependent."""
     gpu = device(ordinal)
     ready = {}
     for tokens in TOKENS:
-        plan = plan_gemv(n, k, tokens, format, gpu.sm_count, gpu.smem_per_sm)
+        plan = plan_gemv(n, k, tokens, format, gpu.sm_count, gpu.smem_per_sm, programmatic)
         for activation in sorted(set(ACTIVATIONS.values())):
             ready[activation, tokens] = Launch.from_plan(plan, format, n, k, activation, gpu)
     return ready
 
 
 @cache
-def _by_rows(ordinal: int, format: str, n: int, k: int) -> dict[str, tuple[Launch, ...]]:
+def _by_rows(
+    ordinal: int, format: str, n: int, k: int, programmatic: bool = False
+) -> dict[str, tuple[Launch, ...]]:
     """By type of the activations, the launch for each M up to MAX_TOKENS; the first, of M = 0, is not used."""
-    ready = launches(ordinal, format, n, k)
+    ready = launches(ordinal, format, n, k, programmatic)
     tokens = [tokens_for(max(1, m)) for m in range(MAX_TOKENS + 1)]
     return {a: tuple(ready[a, t] for t in tokens) for a in set(ACTIVATIONS.values())}
 
@@ -238,6 +252,7 @@ class LinearWeight:
     scale_pointer: int = field(init=False, repr=False)
     launches: dict = field(init=False, repr=False)
     by_rows: dict = field(init=False, repr=False)
+    programmatic_by_rows: dict = field(init=False, repr=False)
     gpu: Device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -266,8 +281,9 @@ class LinearWeight:
         found = {
             "pointer": data.pointer,
             "scale_pointer": row_scale.pointer,
-            "launches": launches(*problem),
-            "by_rows": _by_rows(*problem),
+            "launches": launches(*problem, False),  # as `_by_rows` asks: once made, kept
+            "by_rows": _by_rows(*problem, False),
+            "programmatic_by_rows": _by_rows(*problem, True),
             "gpu": device(self.device),
         }
         for name, value in found.items():
@@ -417,7 +433,8 @@ def linear(
         y_stride = _row_stride("out", m, w.n, strides, y_device, w.device)
     bias_at = 0 if bias is None else _bias(bias, w, activation)
     stream = library.stream(w.device) if stream is None else stream_of(stream)
-    by_rows, gpu = w.by_rows[activation], w.gpu
+    by_rows = (w.programmatic_by_rows if programmatic else w.by_rows)[activation]
+    gpu = w.gpu
     if not (gpu.alone or gpu.is_current()):
         with gpu.made_current():
             linear(x, w, out, bias, stream, batch_invariant, programmatic)

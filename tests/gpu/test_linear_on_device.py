@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -28,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from qgemm_mx import checkpoints, gemv_layout, gpu_linear, probes
+from qgemm_mx import checkpoints, gemv_layout, gemv_plan, gpu_linear, probes
 from qgemm_mx.device import device
 from qgemm_mx.formats import FORMATS, encode_bf16
 from qgemm_mx.launch import LaunchError
@@ -39,6 +40,10 @@ pytestmark = pytest.mark.gpu
 PROBLEMS = [
     (1, 128, 1), (7, 256, 16), (40, 384, 100), (2880, 2944, 3), (1856, 2688, 7), (1024, 4096, 2),
     (333, 640, 33), (4096, 1536, 5),
+]  # fmt: skip
+WAYS = [
+    {}, {"batch_invariant": True}, {"programmatic": True},
+    {"batch_invariant": True, "programmatic": True},
 ]  # fmt: skip
 RANDOM = [(2880, 2880), (1856, 2688), (1000, 128), (1024, 4096), (128, 14336), (6144, 4096)]
 MS = [1, 2, 3, 4, 8, 11, 16, 37]
@@ -78,14 +83,48 @@ def fits(fmt: str, k: int) -> bool:
     return k % max(32, FORMATS[fmt].group) == 0
 
 
+def both_ways(x, weight, **more) -> np.ndarray:
+    """[2, M, N]: of a plain call, and of a dependent one, whose plan is another."""
+    return np.stack([
+        gpu_linear.linear(x, weight, programmatic=programmatic, **more).get()
+        for programmatic in (False, True)
+    ])  # fmt: skip
+
+
 def assert_close(y: np.ndarray, x: np.ndarray, weight: PackedWeight, bias=0.0) -> None:
-    """One rounding to the output type, and an FP32 sum of K products."""
+    """One rounding to the output type, and an FP32 sum of K products. y: [M, N], or several [..., M, N]."""
     truth = reference_matmul(decode(x), weight) + bias
     u = 2.0**-8 if x.dtype == np.uint16 else 2.0**-11
     norms = np.linalg.norm(decode(x).astype(np.float64), axis=1)[:, None]
     norms = norms * np.linalg.norm(dequantize(weight, np.float64), axis=1)
     limit = u * np.abs(truth) + np.sqrt(weight.k) * 2.0**-22 * norms + 2.0**-24
     assert (np.abs(decode(y) - truth) <= limit).all()
+
+
+# ---------------------------------------------------------------- whole layers
+
+
+@pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
+@pytest.mark.parametrize(("n", "k"), [(10240, 8192), (4096, 14336)])
+def test_a_large_layer_is_right_every_time(fmt, n, k, cp):
+    """Rings turn many times here. A copy that overtook loads of the unit in front of it went wrong at M = 4 alone."""
+    pattern = random_weight(
+        fmt, 256, k
+    )  # rows of a large weight in 256 kinds, so that the truth is cheap
+    scale = pattern.tensor_scale.tolist() if pattern.spec.has_tensor_scale else None
+    values, scales = (
+        cp.tile(cp.asarray(a), (n // 256, 1)) for a in (pattern.values, pattern.scales)
+    )
+    weight = gpu_linear.pack_weight(values, scales, fmt, scale)
+    for m in (1, 2, 4, 8, 16):
+        x = activations(m, k)
+        first = gpu_linear.linear(cp.asarray(x), weight).get()
+        kinds = first.reshape(m, n // 256, 256)
+        assert (kinds == kinds[:, :1]).all(), f"M={m}: rows of one kind differ"
+        assert_close(kinds[:, 0], x, pattern)
+        for _ in range(20):
+            again = gpu_linear.linear(cp.asarray(x), weight).get()
+            assert np.array_equal(first, again), f"M={m}: another result"
 
 
 # ---------------------------------------------------------------- packing
@@ -157,13 +196,13 @@ def test_a_large_weight_is_packed_within_50_ms(cp):
 
 @pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_every_probe(fmt, problem, batch_invariant, cp):
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way) or "plain")
+def test_every_probe(fmt, problem, way, cp):
     failed = []
     for probe in probes.probes_for(fmt, *problem):
         weight = gpu_linear.pack_weight(probe.weight)
         x = cp.asarray(encode_bf16(probe.x))
-        y = gpu_linear.linear(x, weight, batch_invariant=batch_invariant)
+        y = gpu_linear.linear(x, weight, **way)
         result = probes.check(probe, decode(y.get()), "bfloat16")
         if not result.passed:
             failed.append(result.detail)
@@ -176,11 +215,10 @@ def test_one_hot_reaches_every_k(fmt, m, cp):
     n, k = 33, 640
     for offset in range(0, k, m):
         probe = probes.one_hot(fmt, n, k, m, offset)
-        y = gpu_linear.linear(
-            cp.asarray(encode_bf16(probe.x)), gpu_linear.pack_weight(probe.weight)
-        )
-        result = probes.check(probe, decode(y.get()), "bfloat16")
-        assert result.passed, result.detail
+        x, weight = cp.asarray(encode_bf16(probe.x)), gpu_linear.pack_weight(probe.weight)
+        for y in both_ways(x, weight):
+            result = probes.check(probe, decode(y), "bfloat16")
+            assert result.passed, result.detail
 
 
 @pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
@@ -208,8 +246,8 @@ def test_random_against_fp64(fmt, n, k, dtype, with_bias, cp):
         if dtype == np.float16:
             x, bias = decode(x).astype(np.float16), decode(bias).astype(np.float16)
         given = cp.asarray(bias) if with_bias else None
-        y = gpu_linear.linear(cp.asarray(x), weight, bias=given).get()
-        assert y.dtype == dtype and y.shape == (m, n)
+        y = both_ways(cp.asarray(x), weight, bias=given)
+        assert y.dtype == dtype and y.shape == (2, m, n)
         assert_close(y, x, host, decode(bias).astype(np.float64) if with_bias else 0.0)
 
 
@@ -218,8 +256,7 @@ def test_every_k_in_steps_of_the_group(fmt, cp):
     step = max(32, FORMATS[fmt].group)
     for k in range(step, 20 * step, step):
         host, x = random_weight(fmt, 24, k), activations(3, k)
-        y = gpu_linear.linear(cp.asarray(x), gpu_linear.pack_weight(host)).get()
-        assert_close(y, x, host)
+        assert_close(both_ways(cp.asarray(x), gpu_linear.pack_weight(host)), x, host)
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
@@ -240,12 +277,12 @@ def test_each_scale_code(fmt, m, wide, cp):
         x = encode_bf16(np.full((m, k), 2.0**power, np.float32))
         with np.errstate(over="ignore"):
             truth = reference_matmul(decode(x), host).astype(np.float32)
-        y = decode(gpu_linear.linear(cp.asarray(x), weight).get())
-        assert np.array_equal(np.isnan(y), np.isnan(truth))
         # Powers of two and their small multiples: exact where FP32 and BF16 hold them, subnormals aside.
         kept = (np.abs(truth) >= 2.0**-126) & np.isfinite(truth)
         limit = 2.0**-8 * np.abs(truth[kept]) if fmt == "nvfp4" else 0.0
-        assert (np.abs(y[kept] - truth[kept]) <= limit).all()
+        for y in decode(both_ways(cp.asarray(x), weight)):
+            assert np.array_equal(np.isnan(y), np.isnan(truth))
+            assert (np.abs(y[kept] - truth[kept]) <= limit).all()
 
 
 @pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
@@ -256,7 +293,7 @@ def test_activations_over_the_whole_range(fmt, m, cp):
     base = decode(activations(m, 1024)).astype(np.float64)
     for power in (-118, -60, -31, -29, 40, 61, 63, 100, 116):
         x = encode_bf16((base * 2.0**power).astype(np.float32))
-        y = decode(gpu_linear.linear(cp.asarray(x), weight).get()).astype(np.float64)
+        y = decode(both_ways(cp.asarray(x), weight)).astype(np.float64)
         assert np.isfinite(y).all()
         lifted = encode_bf16((decode(x).astype(np.float64) * 2.0**-power).astype(np.float32))
         assert_close((y * 2.0**-power).astype(np.float32), lifted, host)
@@ -270,12 +307,12 @@ def test_nan_stays_in_its_row(cp):
     for value in (np.nan, np.inf, -np.inf):
         spoilt = x.copy()
         spoilt[3, 77] = encode_bf16(np.float32([value]))[0]
-        y = gpu_linear.linear(cp.asarray(spoilt), weight).get()
         truth = reference_matmul(decode(spoilt), host)
-        assert np.array_equal(np.isnan(decode(y)), np.isnan(truth))
-        assert np.array_equal(np.isinf(decode(y)), np.isinf(truth))
         others = np.arange(8) != 3
-        assert_close(y[others], x[others], host)
+        for y in both_ways(cp.asarray(spoilt), weight):
+            assert np.array_equal(np.isnan(decode(y)), np.isnan(truth))
+            assert np.array_equal(np.isinf(decode(y)), np.isinf(truth))
+            assert_close(y[others], x[others], host)
     assert np.isfinite(decode(clean)).all()
 
 
@@ -300,26 +337,28 @@ def test_both_conventions_of_a_tensor_scale_give_the_same_bits(cp):
 
 
 @pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way) or "plain")
 @pytest.mark.parametrize(("n", "k"), [(1024, 4096), (2880, 2944), (40, 14336)])
-def test_bits_repeat(fmt, batch_invariant, n, k, cp):
+def test_bits_repeat(fmt, way, n, k, cp):
     weight, x = gpu_linear.pack_weight(random_weight(fmt, n, k)), cp.asarray(activations(13, k))
-    first = gpu_linear.linear(x, weight, batch_invariant=batch_invariant)
+    first = gpu_linear.linear(x, weight, **way)
     for _ in range(20):
-        again = gpu_linear.linear(x, weight, batch_invariant=batch_invariant)
+        again = gpu_linear.linear(x, weight, **way)
         assert (again == first).all()
 
 
 @pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(1024, 4096), (2880, 2944), (100, 640)])
-def test_bits_of_a_row_do_not_depend_on_m(fmt, n, k, cp):
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_bits_of_a_row_do_not_depend_on_m(fmt, n, k, programmatic, cp):
     weight = gpu_linear.pack_weight(random_weight(fmt, n, k))
     x = activations(37, k)
     x[5] = encode_bf16(decode(x[5]) * np.float32(2.0**70))  # a row of another range beside them
     x = cp.asarray(x)
-    whole = gpu_linear.linear(x, weight, batch_invariant=True)
+    way = {"batch_invariant": True, "programmatic": programmatic}
+    whole = gpu_linear.linear(x, weight, **way)
     for start, stop in ((0, 1), (4, 5), (5, 6), (3, 8), (16, 17), (20, 37), (36, 37)):
-        part = gpu_linear.linear(x[start:stop], weight, batch_invariant=True)
+        part = gpu_linear.linear(x[start:stop], weight, **way)
         assert (part == whole[start:stop]).all(), (start, stop)
 
 
@@ -328,7 +367,8 @@ def test_bits_of_a_row_do_not_depend_on_m(fmt, n, k, cp):
 
 @pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
 @pytest.mark.parametrize("m", [1, 3, 16, 37])
-def test_neighbours_stay_untouched(fmt, m, cp):
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_neighbours_stay_untouched(fmt, m, programmatic, cp):
     n, k, guard = 13, 384, 0x7FC1  # a NaN: reading it would spread
     host = random_weight(fmt, n, k)
     weight = gpu_linear.pack_weight(host)
@@ -338,7 +378,8 @@ def test_neighbours_stay_untouched(fmt, m, cp):
     x_wide[1:-1, 8:-8] = cp.asarray(x)
     y_wide = cp.full((m + 2, n + 9), guard, cp.uint16)
     x_before = x_wide.copy()
-    gpu_linear.linear(x_wide[1:-1, 8:-8], weight, out=y_wide[1:-1, 4 : 4 + n])
+    out = y_wide[1:-1, 4 : 4 + n]
+    gpu_linear.linear(x_wide[1:-1, 8:-8], weight, out=out, programmatic=programmatic)
     assert_close(y_wide[1:-1, 4 : 4 + n].get(), x, host)
     y_wide[1:-1, 4 : 4 + n] = guard
     assert (y_wide == guard).all()
@@ -353,7 +394,7 @@ def test_the_end_of_a_buffer_is_not_passed(cp):
         buffer = cp.full(x.size + 64, 0x7FC1, cp.uint16)
         view = buffer[: x.size].reshape(x.shape)
         view[...] = cp.asarray(x)
-        assert_close(gpu_linear.linear(view, weight).get(), x, host)
+        assert_close(both_ways(view, weight), x, host)
 
 
 def test_m_zero(cp):
@@ -396,19 +437,20 @@ def test_a_misaligned_view_is_refused_and_a_misaligned_result_is_not(cp):
 # ---------------------------------------------------------------- streams, graphs, devices, time
 
 
-def test_the_first_call_can_be_captured(cp):
-    host = random_weight("nvfp4", 200, 1216)  # a shape of this test alone
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_the_first_call_can_be_captured(programmatic, cp):
+    host = random_weight("nvfp4", 200 + programmatic, 1216)  # a shape of this test alone
     weight = gpu_linear.pack_weight(host)
     for m in (1, 3, 16, 20):
         x = activations(m, 1216)
-        given, out = cp.asarray(x), cp.zeros((m, 200), cp.uint16)
+        given, out = cp.asarray(x), cp.zeros((m, host.n), cp.uint16)
         stream = cp.cuda.Stream(non_blocking=True)
         cp.cuda.Device().synchronize()
         pool = cp.get_default_memory_pool()
         held = pool.used_bytes()
         with stream:
             stream.begin_capture(cp.cuda.runtime.streamCaptureModeGlobal)  # forbids all it can
-            gpu_linear.linear(given, weight, out=out)
+            gpu_linear.linear(given, weight, out=out, programmatic=programmatic)
             graph = stream.end_capture()
         assert pool.used_bytes() == held and not out.any()
         graph.launch(stream)
@@ -437,34 +479,67 @@ def test_weights_of_many_shapes_share_an_entry(cp):
     for host, weight in zip(hosts, weights, strict=True):
         for m in (1, 16):
             x = activations(m, host.k)
-            assert_close(gpu_linear.linear(cp.asarray(x), weight).get(), x, host)
+            assert_close(both_ways(cp.asarray(x), weight), x, host)
 
 
-@pytest.mark.parametrize("capture", [False, True])
-def test_dependent_launches_give_the_bits_of_plain_ones(capture, cp):
-    """A chain in which every layer reads what the one in front has just written, and two layers share a buffer."""
+def chained(cp, weights, given, outs, capture, rounds=1) -> None:
+    """Dependent launches, each of which reads what the one in front has just written; `outs` in turn, given first."""
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    if capture:
+        stream.begin_capture()
+    for _ in range(rounds):
+        x = given
+        for i, weight in enumerate(weights):
+            out = outs[i % len(outs)]
+            gpu_linear.linear(x, weight, out=out, stream=stream, programmatic=True)
+            x = out
+    if capture:
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+
+
+@pytest.mark.parametrize("m", [1, 5, 16, 20])
+def test_dependent_launches_are_right_and_have_the_bits_of_a_graph(m, cp):
+    """A chain through buffers of its own, through two that layers share, in one round and several, and captured."""
     k = 4096
-    weights = [gpu_linear.pack_weight(random_weight("mxfp4", k, k, seed)) for seed in range(4)]
-    weights.append(gpu_linear.pack_weight(random_weight("nvfp4", k, k)))
-    for m in (1, 5, 16, 20):
-        given = cp.asarray(activations(m, k))
-        results = []
-        for programmatic in (False, True):
-            a, b = given.copy(), cp.zeros((m, k), cp.uint16)
-            stream = cp.cuda.Stream(non_blocking=True)
-            cp.cuda.Device().synchronize()
-            if capture:
-                stream.begin_capture()
-            for _ in range(1 if capture else 5):
-                for weight in weights:
-                    gpu_linear.linear(a, weight, out=b, stream=stream, programmatic=programmatic)
-                    a, b = b, a
-            if capture:
-                graph = stream.end_capture()
-                graph.launch(stream)
-            stream.synchronize()
-            results.append(a.get())
-        assert results[0].any() and np.array_equal(*results)
+    hosts = [random_weight(fmt, k, k, seed) for seed, fmt in enumerate(("mxfp4",) * 4 + ("nvfp4",))]
+    weights = [gpu_linear.pack_weight(host) for host in hosts]
+    given = cp.asarray(activations(m, k))
+    results = []
+    for capture in (False, True):
+        for rounds in (1, 5):
+            outs = [cp.full((m, k), 0x7FC1, cp.uint16) for _ in weights]
+            chained(cp, weights, given, outs, capture, rounds)
+            results.append(np.stack([out.get() for out in outs]))
+            shared = [cp.full((m, k), 0x7FC1, cp.uint16) for _ in range(2)]
+            chained(cp, weights, given, shared, capture, rounds)
+            for i in (-1, -2):
+                assert np.array_equal(shared[(len(weights) + i) % 2].get(), results[-1][i])
+    assert all(np.array_equal(one, results[0]) for one in results)
+    x = given.get()
+    for y, host in zip(results[0], hosts, strict=True):  # each layer against what it has read
+        assert np.isfinite(decode(y)).all() and y.any()
+        assert_close(y, x, host)
+        x = y
+    # One after the other, without a kernel to overlap with: the same plan, so the same bits.
+    x = given
+    for weight, y in zip(weights, results[0], strict=True):
+        x = gpu_linear.linear(x, weight, programmatic=True)
+        cp.cuda.Device().synchronize()
+        assert np.array_equal(x.get(), y)
+
+
+def test_a_dependent_launch_has_a_plan_of_its_own(cp):
+    weight = gpu_linear.pack_weight(random_weight("mxfp4", 4096, 4096))
+    gpu = device(weight.device)
+    for m in (1, 4, 16):
+        for programmatic, by_rows in ((False, weight.by_rows), (True, weight.programmatic_by_rows)):
+            problem = (4096, 4096, gemv_plan.tokens_for(m), "mxfp4", gpu.sm_count, gpu.smem_per_sm)
+            plan = gemv_plan.plan_gemv(*problem, programmatic=programmatic)
+            assert by_rows["bf16"][m].plan == by_rows["fp16"][m].plan == plan
+            assert plan.early == int(programmatic)
 
 
 def test_a_new_thread_may_call(cp):
@@ -521,6 +596,43 @@ def test_a_plan_of_ones_own(cp):
         gpu_linear.Launch.from_plan(
             plan, "mxfp4", n, k, "bf16", device(weight.device), entry="qgemv_mx_none"
         )
+
+
+def every_cut(fmt, n, k, m, gpu):
+    """All plans of the search, and of each ring and cluster those with few tiles in a turn and with several walkers."""
+    problem = gemv_plan.Problem.of(n, k, m, fmt, gpu.sm_count, gpu.smem_per_sm)
+    plans = dict.fromkeys(gemv_plan.candidates(n, k, m, fmt, gpu.sm_count, gpu.smem_per_sm))
+    for ring, ranks in ((gemv_plan.ASYNC, 1), (gemv_plan.ASYNC, 2), (gemv_plan.BULK, 1)):
+        for warps, walkers, turn, early in itertools.product((1, 3, 4), (1, 2), (1, 2), (0, 1)):
+            made = problem.plan(ring, ranks, warps, walkers, most_turn_tiles=turn, early=early)
+            plans |= dict.fromkeys([made] if made else [])
+    return list(plans)
+
+
+@pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 13])
+@pytest.mark.parametrize(("n", "k"), [(1000, 4096), (6001, 1152)])
+@pytest.mark.parametrize("dtype", [np.uint16, np.float16], ids=["bf16", "fp16"])
+def test_every_plan_is_right(fmt, n, k, m, dtype, cp):
+    """Whichever plan is taken, plain or dependent; the limit of one FP64 product holds all of them."""
+    host, x = random_weight(fmt, n, k), activations(m, k)
+    x = x if dtype == np.uint16 else decode(x).astype(np.float16)
+    activation = "bf16" if dtype == np.uint16 else "fp16"
+    weight, given = gpu_linear.pack_weight(host), cp.asarray(x)
+    gpu = device(weight.device)
+    plans, results = every_cut(fmt, n, k, m, gpu), []
+    for plan in plans:
+        launch = gpu_linear.Launch.from_plan(plan, fmt, n, k, activation, gpu)
+        outs = [cp.full((m, n), 0x7FC1, cp.uint16).view(dtype) for _ in range(2)]  # NaN in either
+        for out, programmatic in zip(outs, (False, True), strict=True):
+            stream = cp.cuda.get_current_stream().ptr
+            addresses = (given.data.ptr, out.data.ptr)
+            launch(weight, *addresses, m, stream=stream, programmatic=programmatic)
+        results.append(outs[0].get())
+        bits = [out.view(cp.uint16) for out in outs]
+        assert (bits[0] == bits[1]).all(), plan  # the bits are the plan's, however it is launched
+    assert {(p.ring, p.ranks) for p in plans} == {("async", 1), ("async", 2), ("bulk", 1)}
+    assert_close(np.stack(results), x, host)
 
 
 def test_anything_with_dlpack_is_used_where_it_lies(cp):

@@ -1,16 +1,25 @@
-"""The plan of a call of qgemv_mx: every tile has one team, everything fits, and the choice says why."""
+"""The plan of a call of qgemv_mx: every tile has one team, every warp work, everything fits, the choice says why."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from qgemm_mx import gemv_plan
+from qgemm_mx.build import load_sources
 from qgemm_mx.gemv_layout import GEMV_FORMATS, gemv_layout
 from qgemm_mx.gemv_plan import (
+    ABLATION_STEPS,
+    BULK,
+    MAX_WARPS,
+    SMEM_OF_SYSTEM,
     SMEM_PER_SM,
-    _slices_of_first_rank,
+    Problem,
+    ablation,
+    candidates,
     plan_gemv,
     sums_bytes,
     tokens_for,
@@ -23,26 +32,50 @@ SHAPES = [
 ODD = [(1, 32), (7, 96), (40, 384), (1856, 2688), (2688, 1856), (57344, 8192), (200_000, 256)]
 
 
+def check(plan, layout, smem_per_sm=SMEM_PER_SM):
+    """What every launch relies on."""
+    assert plan.teams * plan.tiles_per_team + plan.extra_teams == layout.tiles
+    assert 0 <= plan.extra_teams < plan.teams and plan.tiles_per_team >= 1
+    assert 1 <= plan.turn_tiles <= plan.tiles_per_team + (plan.extra_teams > 0)
+    # Every warp has a slice and a tile: the kernel asks for its first unit without looking.
+    assert plan.ranks * plan.warps <= layout.slices == plan.slices
+    assert plan.walkers <= plan.tiles_per_team
+    assert plan.threads == 32 * plan.warps * plan.walkers <= 32 * MAX_WARPS
+    assert plan.block == (32 * plan.warps, plan.walkers)
+    assert plan.tile_bytes == layout.tile_bytes
+    assert plan.walker_stride == plan.teams * layout.tile_bytes
+    assert plan.stride == plan.walkers * plan.walker_stride < 2**32
+    used = sums_bytes(layout.format, plan.tokens, plan.ranks, plan.warps, plan.turn_tiles)
+    assert used <= plan.ring_offset < used + 128 and plan.ring_offset % 128 == 0
+    barrier = 8 if plan.ring == BULK else 0
+    ring = plan.warps * plan.walkers * plan.depth * (layout.unit_bytes + barrier)
+    assert plan.shared_bytes == plan.ring_offset + ring <= smem_per_sm - SMEM_OF_SYSTEM
+
+
+def whole_k(fmt, k):
+    return k + -k % {"int4_g128": 128}.get(fmt, 32)
+
+
 @pytest.mark.parametrize("fmt", GEMV_FORMATS)
 @pytest.mark.parametrize(("n", "k"), SHAPES + ODD)
 @pytest.mark.parametrize("m", [1, 3, 16])
 def test_teams_have_every_tile_once_and_shared_memory_holds_them(fmt, n, k, m):
-    if k % {"int4_g128": 128}.get(fmt, 32):
-        k += 128 - k % 128
+    k = whole_k(fmt, k)
     layout = gemv_layout(fmt, n, k)
     for sm_count in (1, 7, 78, 132):
-        plan = plan_gemv(n, k, m, fmt, sm_count)
-        assert plan.teams * plan.tiles_per_team + plan.extra_teams == layout.tiles
-        assert 0 <= plan.extra_teams < plan.teams and plan.tiles_per_team >= 1
-        assert 1 <= plan.turn_tiles <= plan.tiles_per_team + (plan.extra_teams > 0)
-        assert plan.tokens >= m and plan.threads == 32 * plan.warps <= 1024
-        used = sums_bytes(fmt, plan.tokens, plan.ranks, plan.warps, plan.turn_tiles)
-        assert used <= plan.ring_offset < used + 128 and plan.ring_offset % 128 == 0
-        ring = plan.warps * plan.depth * (layout.unit_bytes + 8)
-        assert plan.shared_bytes == plan.ring_offset + ring
-        blocks = 16 // plan.warps
-        assert blocks * (plan.shared_bytes + 1024) <= SMEM_PER_SM
-        assert len(plan.reasons) == 3 and all(plan.reasons)
+        for programmatic in (False, True):
+            plan = plan_gemv(n, k, m, fmt, sm_count, programmatic=programmatic)
+            check(plan, layout)
+            assert plan.tokens >= m and len(plan.reasons) == 4 and all(plan.reasons)
+            assert plan.early == int(programmatic)
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_dependent_launch_requests_early_and_is_no_cluster(n, k, m):
+    plan = plan_gemv(n, k, m, "mxfp4", 132, programmatic=True)
+    assert (plan.early, plan.ranks, plan.ring) == (1, 1, "async")
+    assert plan_gemv(n, k, m, "mxfp4", 132).early == 0
 
 
 @pytest.mark.parametrize(
@@ -56,28 +89,69 @@ def test_the_smallest_entry_that_holds_m(m, tokens):
 def test_a_small_n_shares_k_over_a_cluster_and_says_why():
     plan = plan_gemv(1024, 4096, 1, "mxfp4", 132)
     assert (plan.ranks, plan.warps, plan.teams, plan.grid) == (2, 8, 64, 128)
-    assert "8 units on the busiest SM, 7.8" in plan.reasons[1]
-    assert "16 with 1 x 16" in plan.reasons[1]
-    assert plan_gemv(4096, 4096, 1, "mxfp4", 132).ranks == 1
+    assert "0.5 tiles an SM" in plan.reasons[2] and "async" in plan.reasons[1]
+    large = plan_gemv(57344, 8192, 1, "mxfp4", 132)
+    assert (large.ranks, large.ring) == (1, BULK) and "265.4 MB" not in large.reasons[0]
+    assert "bulk copies" in large.reasons[1]
 
 
-@pytest.mark.parametrize(
-    ("slices", "ranks", "warps", "most"),
-    [(16, 1, 16, 16), (16, 2, 8, 8), (16, 2, 16, 16), (12, 2, 8, 8), (33, 2, 8, 17), (3, 2, 8, 3)],
-)
-def test_the_first_rank_has_the_most_slices(slices, ranks, warps, most):
-    each = [sum((s // warps) % ranks == rank for s in range(slices)) for rank in range(ranks)]
-    assert max(each) == each[0] == most == _slices_of_first_rank(slices, ranks, warps)
-
-
-def test_the_entry_is_named_by_the_plan():
-    plan = plan_gemv(1024, 4096, 3, "nvfp4", 132)
-    name = f"qgemv_mx_nvfp4_fp16_t4_c{plan.ranks}"
-    assert plan.entry("nvfp4", "fp16") == name
+def test_the_entry_is_named_by_the_plan_and_is_there():
+    there = set(load_sources()["qgemv_mx"].threads)
+    for n, k in SHAPES:
+        for m in (1, 2, 4, 8, 16):
+            for fmt in GEMV_FORMATS:
+                for plan in candidates(n, whole_k(fmt, k), m, fmt, 132):
+                    assert {plan.entry(fmt, "bf16"), plan.entry(fmt, "fp16")} <= there
 
 
 def test_a_plan_depends_on_its_arguments_alone():
     assert plan_gemv(2880, 2880, 16, "mxfp4", 132) == plan_gemv(2880, 2880, 16, "mxfp4", 132)
+
+
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (1, 32), (40, 384)])
+@pytest.mark.parametrize("m", [1, 4, 16])
+def test_candidates_all_fit_are_distinct_and_begin_with_the_choice(n, k, m):
+    found = candidates(n, k, m, "mxfp4", 132)
+    assert found[0] == replace(plan_gemv(n, k, m, "mxfp4", 132), reasons=())
+    assert len(set(found)) == len(found)
+    for plan in found:
+        check(plan, gemv_layout("mxfp4", n, k))
+    if k >= 2880:
+        assert {p.ring for p in found} == {"async", "bulk"} and {p.ranks for p in found} == {1, 2}
+        assert 6 <= len(found) <= 50
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_each_step_of_the_ablation_changes_what_it_says(n, k, m):
+    steps = [ablation(name, n, k, m, "mxfp4", 132) for name, *_ in ABLATION_STEPS]
+    plans = [plan for *_, plan in steps]
+    layout = gemv_layout("mxfp4", n, k)
+    for plan in plans:
+        check(plan, layout)
+    assert steps[0][:2] == ("qgemv_ablations", f"qgemv_scaled_t{m}")
+    assert plans[0].tokens == max(8, m)  # as many sums of a lane
+    assert [p.warps <= 4 for p in plans[:3]] == [True, True, False]
+    assert [p.turn_tiles for p in plans[:3]] == [1, 1, 1] and plans[3].turn_tiles >= 1
+    assert [p.depth for p in plans[:5]] == [1, 1, 1, 1, 2]
+    assert plans[4].warps == plans[3].warps == plans[2].warps
+    assert plans[-1] == plan_gemv(n, k, m, "mxfp4", 132)
+    there = {name: set(s.threads) for name, s in load_sources().items()}
+    assert all(entry in there[source] for source, entry, _ in steps)
+
+
+def test_a_step_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="'step9' is no step of the ablation: step0"):
+        ablation("step9", 4096, 4096, 1, "mxfp4", 132)
+    with pytest.raises(ValueError, match="step0 is there for mxfp4 with .*, not for nvfp4, M=1"):
+        ablation("step0", 4096, 4096, 1, "nvfp4", 132)
+    with pytest.raises(ValueError, match="not for mxfp4, M=4"):
+        ablation("step0", 4096, 4096, 4, "mxfp4", 132)
+
+
+def test_predicted_ratios_stand_beside_every_step_but_the_first():
+    assert ABLATION_STEPS[0][2] is None and ABLATION_STEPS[-1][0] == "qgemv_mx"
+    assert all(0 < ratio < 1 for _, _, ratio in ABLATION_STEPS[1:])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +161,8 @@ def test_a_plan_depends_on_its_arguments_alone():
         ((4096, 4096, 17, "mxfp4", 132), "M=17 is not in 1..16"),
         ((4096, 4100, 1, "mxfp4", 132), "K=4100 is not a multiple"),
         ((4096, 4096, 1, "mxfp4", 0), "sm_count=0"),
-        ((4096, 4096, 1, "mxfp4", 132, 20_000), "shared memory of .* bytes a block does not hold"),
+        ((4096, 4096, 1, "mxfp4", 132, 2_000), "shared memory of 2000 bytes an SM does not hold"),
+        ((2**20, 16384, 1, "mxfp4", 132), "the limit of qgemv_mx is 4294967295"),
     ],
 )
 def test_what_has_no_plan_is_named(arguments, message):
@@ -95,11 +170,25 @@ def test_what_has_no_plan_is_named(arguments, message):
         plan_gemv(*arguments)
 
 
+def test_little_shared_memory_takes_more_turns_before_it_is_refused():
+    small = plan_gemv(4096, 4096, 16, "mxfp4", 2, 60_000)
+    check(small, gemv_layout("mxfp4", 4096, 4096), 60_000)
+    assert small.turn_tiles < small.tiles_per_team
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("fmt", GEMV_FORMATS)
-def test_the_sums_of_two_ranks_have_room_for_either_exchange(fmt, tokens):
-    """A value of every lane, or a result of every token and row; neither may reach into the rings."""
+def test_the_sums_of_two_ranks_have_room_for_what_they_send(fmt, tokens):
     alone, together = (sums_bytes(fmt, tokens, ranks, 8, 3) for ranks in (1, 2))
-    of_a_warp = alone // 8
-    assert together - alone >= max(of_a_warp, 4 * 2 * tokens * 3 * 16)
-    assert together - alone in (of_a_warp, 4 * 2 * tokens * 3 * 16)
+    of_a_tile = alone // 24
+    assert together - alone == 2 * 2 * of_a_tile  # two ranks, two of three tiles at most
+
+
+@pytest.mark.parametrize(("slices", "ranks", "most", "cuts"), [
+    (16, 1, 16, [16, 8, 6, 4, 3, 2, 1]), (16, 2, 16, [8, 4, 3, 2, 1]), (12, 2, 16, [6, 3, 2, 1]),
+    (56, 2, 16, [14, 10, 7, 6, 5, 4, 3, 2, 1]), (1, 1, 16, [1]),
+])  # fmt: skip
+def test_cuts_share_the_slices_in_even_rounds(slices, ranks, most, cuts):
+    problem = Problem(gemv_layout("mxfp4", 16, 256 * slices), 1, 132, SMEM_PER_SM)
+    assert problem.cuts(ranks, most) == cuts
+    assert gemv_plan.MAX_WARPS >= max(cuts)

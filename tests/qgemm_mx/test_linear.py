@@ -13,7 +13,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +21,7 @@ import pytest
 
 from qgemm_mx import build, device, gemv_layout, gpu_linear, operands
 from qgemm_mx.device import DeviceError
-from qgemm_mx.gemv_plan import plan_gemv
+from qgemm_mx.gemv_plan import TOKENS, plan_gemv
 from qgemm_mx.launch import LaunchError
 from qgemm_mx.packing import quantize
 
@@ -93,15 +93,15 @@ class Gpu:
     def enqueue(self, handle, *shape_and_stream_and_arguments):
         *shape, shared, stream, arguments, extra = shape_and_stream_and_arguments
         assert self.alone or self.current
-        assert extra == 0 and shape[1:3] == [1, 1] and shape[4:] == [1, 1]
-        self.record(handle, shape[0], shape[3], shared, stream, arguments, False)
+        assert extra == 0 and shape[1:3] == [1, 1] and shape[5:] == [1]
+        self.record(handle, shape[0], tuple(shape[3:5]), shared, stream, arguments, False)
 
     def enqueue_programmatic(self, config, handle, arguments):
-        assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1,) * 4
+        assert (config.gridDimY, config.gridDimZ, config.blockDimZ) == (1,) * 3
         assert config.numAttrs == 1 and (config.attrs[0].id, config.attrs[0].value) == (6, 1)
         self.record(
-            handle, config.gridDimX, config.blockDimX, config.sharedMemBytes, config.hStream or 0,
-            arguments, True,
+            handle, config.gridDimX, (config.blockDimX, config.blockDimY), config.sharedMemBytes,
+            config.hStream or 0, arguments, True,
         )  # fmt: skip
 
     def record(self, handle, grid, block, shared, stream, arguments, programmatic):
@@ -167,6 +167,21 @@ def named(launch):
     return SimpleNamespace(**launch.arguments)
 
 
+OF_THE_PLAN = [a for a in gpu_linear.ARGUMENTS if a not in (*gpu_linear.OF_A_CALL, "n", "k")]
+
+
+def cut(launch):
+    """What the plan decides of a recorded launch."""
+    shape = (launch.entry, launch.grid, launch.block, launch.shared)
+    return shape, {name: launch.arguments[name] for name in OF_THE_PLAN}
+
+
+def planned(plan, fmt, activation):
+    """The same, as the plan has it."""
+    shape = (plan.entry(fmt, activation), plan.grid, plan.block, plan.shared_bytes)
+    return shape, {name: getattr(plan, name) for name in OF_THE_PLAN}
+
+
 # ---------------------------------------------------------------- packing
 
 
@@ -178,11 +193,15 @@ def test_packing_launches_one_thread_a_word_and_makes_every_launch_ready(gpu):
     assert launch.entry == "pack_gemv_mxfp4" and launch.block == (256,)
     assert 256 * (launch.grid[0] - 1) < layout.nbytes // 4 <= 256 * launch.grid[0]
     assert launch.arguments[2] is weight.data and launch.arguments[4:] == (40, 384, 192, 12)
-    loaded = [entry for source, entry, _ in gpu.loaded if source == "qgemv_mx"]
-    assert len(loaded) == 10 and len(set(loaded)) == 10  # five sizes, two types
-    plan = plan_gemv(40, 384, 1, "mxfp4", 132)
-    assert ("qgemv_mx", plan.entry("mxfp4", "bf16"), plan.shared_bytes) in gpu.loaded
-    assert weight.plan(1) == plan and weight.nbytes == layout.nbytes
+    loaded = [one[1:] for one in gpu.loaded if one[0] == "qgemv_mx"]
+    wanted = []  # two ways of launching, five sizes, two types
+    for programmatic in (False, True):
+        for m in TOKENS:
+            plan = plan_gemv(40, 384, m, "mxfp4", 132, programmatic=programmatic)
+            wanted += [(plan.entry("mxfp4", a), plan.shared_bytes) for a in ("bf16", "fp16")]
+    assert loaded == wanted and len(wanted) == 20  # each once
+    assert weight.plan(1) == plan_gemv(40, 384, 1, "mxfp4", 132)
+    assert weight.nbytes == layout.nbytes
 
 
 def test_signed_bytes_are_the_same_bytes(gpu):
@@ -268,11 +287,13 @@ def test_a_packed_weight_takes_no_more(gpu):
 
 
 def test_data_of_another_size_is_named(gpu):
-    with pytest.raises(LaunchError, match=r"data is uint8 \[7\], not uint8 \[544\]"):
+    size = gemv_layout.gemv_layout("mxfp4", 16, 64).nbytes
+    with pytest.raises(LaunchError, match=rf"data is uint8 \[7\], not uint8 \[{size}\]"):
         gpu_linear.LinearWeight("mxfp4", 16, 64, Array((7,), np.uint8), None, False, 0)
+    elsewhere = Array((size,), np.uint8, ordinal=1)
     with pytest.raises(LaunchError, match="data is on device 1, not on 0"):
-        gpu_linear.LinearWeight("mxfp4", 16, 64, Array((544,), np.uint8, ordinal=1), None, False, 0)
-    shifted = Array((544,), np.uint8, address=8)
+        gpu_linear.LinearWeight("mxfp4", 16, 64, elsewhere, None, False, 0)
+    shifted = Array((size,), np.uint8, address=8)
     with pytest.raises(LaunchError, match="not contiguous from a multiple of 16 bytes"):
         gpu_linear.LinearWeight("mxfp4", 16, 64, shifted, None, False, 0)
 
@@ -288,18 +309,34 @@ def test_a_call_is_one_launch_of_the_planned_entry(gpu, m, dtype, activation):
     assert gpu_linear.linear(x, weight, out=out) is out
     (launch,) = gpu.launched
     plan, a = plan_gemv(40, 384, m, "mxfp4", 132), named(launch)
-    assert launch.entry == plan.entry("mxfp4", activation)
-    assert (launch.grid, launch.block) == (plan.grid, plan.threads)
-    assert launch.shared == plan.shared_bytes
+    assert cut(launch) == planned(plan, "mxfp4", activation)
     assert (a.x, a.y, a.bias) == (x.data.ptr, out.data.ptr, 0)
     assert (a.m, a.n, a.k, a.x_stride, a.y_stride) == (m, 40, 384, 384, 40)
-    assert (a.tiles_per_team, a.extra_teams) == (plan.tiles_per_team, plan.extra_teams)
-    assert (a.turn_tiles, a.ring_offset, a.depth) == (
-        plan.turn_tiles,
-        plan.ring_offset,
-        plan.depth,
-    )
     assert not launch.programmatic and launch.stream == 77
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("dtype", "activation"), [(BF16, "bf16"), (np.float16, "fp16")])
+@pytest.mark.parametrize(("n", "k"), [(40, 384), (1024, 4096), (4096, 4096)])
+def test_a_dependent_call_has_the_dependent_plan_and_a_plain_one_the_plain(
+    gpu, n, k, dtype, activation, batch_invariant
+):
+    weight = weight_of(gpu, n=n, k=k)
+    for m in (1, 3, 16, 37):
+        x, cuts = Array((m, k), dtype), []
+        for programmatic in (False, True, False):
+            gpu.launched.clear()
+            gpu_linear.linear(x, weight, batch_invariant=batch_invariant, programmatic=programmatic)
+            rows = [min(16, m - first) for first in range(0, m, 16)]
+            assert [named(c).m for c in gpu.launched] == rows
+            for launch, own in zip(gpu.launched, rows, strict=True):
+                tokens = 16 if batch_invariant else own
+                plan = plan_gemv(n, k, tokens, "mxfp4", 132, programmatic=programmatic)
+                assert cut(launch) == planned(plan, "mxfp4", activation)
+                assert launch.programmatic is programmatic
+                assert named(launch).early == int(programmatic)
+            cuts.append([cut(launch) for launch in gpu.launched])
+        assert cuts[0] == cuts[2] and all(a != b for a, b in zip(*cuts[:2], strict=True))
 
 
 def test_rows_may_be_strided(gpu):
@@ -333,10 +370,9 @@ def test_batch_invariant_calls_use_one_entry_and_one_plan(gpu):
     for m in (1, 2, 8, 16, 33):
         gpu_linear.linear(Array((m, 4096), BF16), weight, batch_invariant=True)
     assert len(gpu.launched) == 7
-    cuts = {
-        (c.entry, c.grid, c.block, c.shared, *list(c.arguments.values())[10:]) for c in gpu.launched
-    }
-    assert len(cuts) == 1 and gpu.launched[0].entry.split("_")[4] == "t16"
+    wanted = planned(plan_gemv(1024, 4096, 16, "mxfp4", 132), "mxfp4", "bf16")
+    assert all(cut(c) == wanted for c in gpu.launched)
+    assert gpu.launched[0].entry.split("_")[4] == "t16"
     assert weight.plan(1, batch_invariant=True) == weight.plan(16)
 
 
@@ -348,8 +384,10 @@ def test_nothing_is_made_or_loaded_by_a_call_with_out(gpu, monkeypatch):
     x, out = Array((2, 384), BF16), Array((2, 40), BF16)
     loaded, allocated = len(gpu.loaded), gpu.allocated
     for _ in range(2):  # the first call too: it may be captured
-        gpu_linear.linear(x, weight, out=out, batch_invariant=True)
-        gpu_linear.linear(x, weight, out=out)
+        for programmatic in (False, True):
+            for invariant in (False, True):
+                gpu_linear.linear(x, weight, out, None, None, invariant, programmatic)
+    assert len(gpu.launched) == 8
     assert (len(gpu.loaded), gpu.allocated) == (loaded, allocated)
     gpu_linear.linear(x, weight)
     assert gpu.allocated == allocated + 1
@@ -466,31 +504,71 @@ def test_a_launch_refuses_what_it_is_not_made_for(gpu):
             launch(weight, 4096, 8192, m)
     with pytest.raises(LaunchError, match=r"made for \('mxfp4', 40, 384\)"):
         launch(weight_of(gpu, n=48), 4096, 8192, 1)
-    with pytest.raises(LaunchError, match="ring_offset=2147483648 does not fit"):
-        gpu_linear.Launch.from_plan(replace(plan, ring_offset=2**31), "mxfp4", 40, 384, "bf16", gpu)
     assert not gpu.launched
 
 
-def test_the_arguments_are_those_of_every_entry():
-    """In order and in size, after the preprocessor has made the entries."""
-    source = (build.CUDA_DIR / "qgemv_mx.cu").read_text()
+@pytest.mark.parametrize(
+    ("name", "least", "most", "bits"),
+    [
+        ("ring_offset", 0, 2**32 - 1, 32), ("stride", 0, 2**32 - 1, 32), ("depth", 0, 255, 8),
+        ("walkers", 0, 255, 8), ("slices", -(2**31), 2**31 - 1, 32),
+    ],
+)  # fmt: skip
+def test_a_number_that_an_argument_does_not_hold_is_named(gpu, name, least, most, bits):
+    weight = weight_of(gpu)
+    plan = plan_gemv(40, 384, 4, "mxfp4", 132)
+
+    def launch(value):
+        # In the argument alone: block and shared memory stay those of the plan.
+        made = type("Made", (type(plan),), {"block": plan.block})
+        changed = made(**{f.name: getattr(plan, f.name) for f in fields(plan)} | {name: value})
+        return gpu_linear.Launch.from_plan(changed, "mxfp4", 40, 384, "bf16", gpu)
+
+    for value in (least, most):
+        launch(value)(weight, 4096, 8192, 1)
+        assert gpu.launched[-1].arguments[name] == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(LaunchError, match=f"{name}={value} does not fit into the {bits} bits"):
+            launch(value)
+
+
+KINDS = {
+    "long long": ctypes.c_int64, "int": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
+    "uint8_t": ctypes.c_uint8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["qgemv_mx", "qgemv_ablations"])
+def test_the_arguments_are_those_of_every_entry(name):
+    """In order, in size and in sign, after the preprocessor has made the entries; and as their structure has them."""
+    source = (build.CUDA_DIR / f"{name}.cu").read_text()
     text = "".join(line for line in source.splitlines(True) if not line.startswith("#include"))
     command = ["g++", "-E", "-P", "-x", "c++", "-"]
     expanded = subprocess.run(
         command, input=text, capture_output=True, text=True, check=True
     ).stdout
-    entries = dict(re.findall(r"\b(qgemv_mx_\w+)\s*\(([^)]*)\)\s*\{", expanded))
-    assert set(entries) == set(build.load_sources()["qgemv_mx"].threads)
+    entries = re.findall(r"\b(qgemv_\w+)\s*\(([^)]*)\)\s*\{([^;]*;[^;]*;)", expanded)
+    assert {entry for entry, *_ in entries} == set(build.load_sources()[name].threads)
 
     def kind(declared):
-        if "*" in declared:
-            return ctypes.c_uint64
-        return ctypes.c_int64 if "long long" in declared else ctypes.c_int32
+        return ctypes.c_uint64 if "*" in declared else KINDS[declared.rpartition(" ")[0]]
 
-    for parameters in set(entries.values()):
+    for parameters, body in {tuple(rest) for _, *rest in entries}:
         declared = [" ".join(p.split()) for p in parameters.split(",")]
         found = {re.findall(r"\w+$", p)[0]: kind(p) for p in declared}
         assert list(found.items()) == list(gpu_linear.ARGUMENTS.items())
+        (passed,) = re.findall(r"\(\s*\{([^}]*)\}\s*\)", body)
+        assert [p.strip() for p in passed.split(",")] == list(gpu_linear.ARGUMENTS)
+    text = (build.CUDA_DIR / "qgemv_mx.cuh").read_text()
+    (members,) = re.findall(r"^struct Arguments \{(.*?)^\};", text, flags=re.M | re.S)
+    members = re.sub(r"//.*", "", members)
+    names = [
+        member.split()[-1].lstrip("*")
+        for line in members.split(";")
+        for member in line.split(",")
+        if member.strip()
+    ]
+    assert names == list(gpu_linear.ARGUMENTS)
 
 
 # ---------------------------------------------------------------- refusals
@@ -568,7 +646,7 @@ class Driver:
     """As much of CuPy as `Device` asks for; a kernel's leave belongs to its name, as in the driver."""
 
     def __init__(self):
-        leave = self.leave = {}
+        leave, carveout = self.leave, self.carveout = {}, {}
         missing = self.missing = {"gone"}
 
         class DriverError(Exception):
@@ -587,6 +665,8 @@ class Driver:
             def __setattr__(self, name, value):
                 if name == "max_dynamic_shared_size_bytes":
                     leave[self.name] = value
+                if name == "preferred_shared_memory_carveout":
+                    carveout[self.name] = value
                 object.__setattr__(self, name, value)
 
         properties = {
@@ -622,6 +702,7 @@ def test_leave_to_use_shared_memory_only_grows(made_up):
     for shared_bytes, leave in ((60_000, 60_000), (200_000, 200_000), (70_000, 200_000)):
         gpu.function("qgemv_mx", "entry", shared_bytes)
         assert driver.leave == {"entry": leave}
+        assert driver.carveout == {"entry": 100}  # one split of L1: dependent kernels share SMs
     assert (gpu.compute_capability, gpu.sm_count, gpu.is_current()) == ("90", 132, True)
 
 
@@ -648,15 +729,17 @@ def test_a_programmatic_launch_goes_to_the_driver_and_its_error_comes_back(made_
     @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
     def launch(config, handle, arguments, extra):
         config = device.LaunchConfig.from_address(config)
-        seen.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, config.hStream))
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        seen.append((grid, block, config.sharedMemBytes, config.hStream))
         seen.append((handle, arguments, extra, config.attrs[0].id, config.attrs[0].value))
         return 0 if handle == 5 else 701
 
     monkeypatch.setattr(device, "_launch_ex", lambda: launch)
-    config = device.programmatic_config(132, 512, 200_000)
+    config = device.programmatic_config(132, (256, 2), 200_000)
     config.hStream = 9
     gpu.enqueue_programmatic(config, 5, 1234)
-    assert seen == [(132, 512, 200_000, 9), (5, 1234, None, 6, 1)]
+    assert seen == [((132, 1, 1), (256, 2, 1), 200_000, 9), (5, 1234, None, 6, 1)]
     with pytest.raises(driver.cuda.driver.CUDADriverError, match="701"):
         gpu.enqueue_programmatic(config, 6, 1234)
 

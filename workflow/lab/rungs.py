@@ -13,7 +13,11 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
     "reference": (f"{KERNELS}/reference.cu", _FORMATS),
     "naive_dequant": (f"{KERNELS}/naive_dequant.cu", _FORMATS),
     "testbed": (f"{KERNELS}/testbed*.cu", f"{KERNELS}/testbed.cuh"),
-    "qgemv_mx": (f"{KERNELS}/qgemv_mx.cu", f"{KERNELS}/pack_gemv.cu"),
+    "qgemv_mx": (
+        f"{KERNELS}/qgemv_mx.cu",
+        f"{KERNELS}/qgemv_ablations.cu",
+        f"{KERNELS}/pack_gemv.cu",
+    ),
     "qgemm_mx": (f"{KERNELS}/qgemm_mx.cu",),
     "linear": (f"{KERNELS}/qgemv_mx.cu", f"{KERNELS}/qgemm_mx.cu"),
     "grouped": (f"{KERNELS}/*grouped*.cu",),

@@ -6,15 +6,17 @@
 
 namespace qgemm_mx::gemv_packing {
 
-constexpr int kRows = 16, kChunk = 64, kChunks = 4;
+constexpr int kRows = 16, kChunk = 64, kChunks = 4, kSlice = kChunks * kChunk;
 constexpr int kChunkWords = kRows * kChunk / 8;  // of values
-constexpr int kScaleWord = 8;                    // 32-bit words: one a lane group
+constexpr int kLaneGroups = 8;                   // each has the scales of rows g and g + 8
 
 struct Mxfp4 {
   static constexpr bool kE2m1 = true;
   static constexpr int kGroup = 32;
   using Scale = uint8_t;
   static __device__ bool wide(Scale code) { return code > 192; }  // 2^66 and above, NaN
+  // As the exponent of an FP32 this is the scale times 2^62.
+  static __device__ Scale stored(Scale code) { return static_cast<Scale>(code + 62); }
 };
 
 struct Nvfp4 {
@@ -22,6 +24,7 @@ struct Nvfp4 {
   static constexpr int kGroup = 16;
   using Scale = uint8_t;
   static __device__ bool wide(Scale code) { return code >= 0x7F; }  // NaN, and everything with a sign
+  static __device__ Scale stored(Scale code) { return code; }
 };
 
 struct Int4g128 {
@@ -29,15 +32,25 @@ struct Int4g128 {
   static constexpr int kGroup = 128;
   using Scale = uint16_t;
   static __device__ bool wide(Scale) { return false; }
+  static __device__ Scale stored(Scale code) { return code; }
 };
 
-// The bits of a code as pair j of a half word.
-template <class Format>
-__device__ __forceinline__ uint32_t half_word_bits(uint32_t code, int j) {
-  if constexpr (!Format::kE2m1) return code << (4 * j);
-  const uint32_t magnitude = code & 7, sign = code >> 3;
-  if (j < 3) return magnitude << (6 - 3 * j) | sign << (15 - 3 * j);
-  return (magnitude & 3) << 10 | (magnitude >> 2) << 13 | sign << 14;
+// One bit of each half word, at its lowest place.
+__device__ __forceinline__ uint32_t bit(uint32_t word, int place) { return (word >> place) & 0x00010001u; }
+__device__ __forceinline__ uint32_t halves_swapped(uint32_t word) { return word << 16 | word >> 16; }
+
+// The word of which the kernel's `place` makes these pairs: both half words at once; q are bits of the word, r of its rotation by 10.
+__device__ __forceinline__ uint32_t encode(const uint32_t (&pair)[4]) {
+  const uint32_t q0 = pair[0] | pair[1] >> 4;
+  const uint32_t r15 = bit(pair[3], 15) ^ bit(q0, 3);
+  const uint32_t q9 = bit(pair[2], 15) ^ r15;
+  const uint32_t r8 = bit(pair[2], 8) ^ bit(q0, 2);
+  const uint32_t r6 = bit(pair[3], 8) ^ r8;
+  const uint32_t r7 = bit(pair[3], 7) ^ halves_swapped(bit(q0, 11));
+  const uint32_t r4 = bit(pair[3], 6) ^ r6;
+  const uint32_t q1 = bit(pair[2], 7) ^ r7;
+  const uint32_t own = q0 | r15 << 5 | q9 << 9 | q1 << 1 | (bit(pair[2], 6) ^ r6);
+  return own | halves_swapped(r8 << 14 | r6 << 12 | r7 << 13 | r4 << 10);
 }
 
 // Strides: value_stride in bytes, scale_stride in scales. k is a multiple of 32 and of the scale group.
@@ -53,15 +66,21 @@ template <class Format>
 __device__ __forceinline__ uint32_t value_word(const Source& source, int tile, int chunk, int word) {
   const int g = word / 16, t = word / 4 % 4, s = word % 4;
   const int first = Format::kGroup == 16 ? 16 * s + 4 * t : 32 * (s / 2) + 8 * t + 4 * (s % 2);
-  uint32_t packed = 0;
+  uint32_t codes[4];  // of a pair, at the lowest places of the half words
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int row = tile * kRows + g + 8 * (j % 2), k = chunk * kChunk + first + 2 * (j / 2);
-    if (row >= source.n || k >= source.k) continue;
-    const uint32_t pair = source.values[row * source.value_stride + k / 2];
-    packed |= half_word_bits<Format>(pair & 15, j) | half_word_bits<Format>(pair >> 4, j) << 16;
+    const uint32_t byte = row < source.n && k < source.k ? source.values[row * source.value_stride + k / 2] : 0;
+    codes[j] = (byte & 15) | byte >> 4 << 16;
   }
-  return packed;
+  if constexpr (Format::kE2m1) {
+    // Sign and magnitude where two BF16 have them.
+#pragma unroll
+    for (int j = 0; j < 4; ++j) codes[j] = (codes[j] & 0x00070007u) << 6 | (codes[j] & 0x00080008u) << 12;
+    return encode(codes);
+  } else {
+    return codes[0] | codes[1] << 4 | codes[2] << 8 | codes[3] << 12;
+  }
 }
 
 // Scales of row g and row g + 8: word `word` of the tile, counted from the start of K.
@@ -75,10 +94,12 @@ __device__ __forceinline__ uint32_t scale_word(const Source& source, int tile, i
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int row = tile * kRows + g + 8 * half, group = word * kEach + i;
-      if (row >= source.n || group >= source.k / Format::kGroup) continue;
-      const Scale code = static_cast<const Scale*>(source.scales)[row * source.scale_stride + group];
-      packed |= static_cast<uint32_t>(code) << (16 * half + 8 * sizeof(Scale) * i);
-      if (Format::wide(code)) *wide = 1;  // every writer writes the same
+      Scale code = 0;  // of rows and groups that are not there
+      if (row < source.n && group < source.k / Format::kGroup) {
+        code = static_cast<const Scale*>(source.scales)[row * source.scale_stride + group];
+        if (Format::wide(code)) *wide = 1;  // every writer writes the same
+      }
+      packed |= static_cast<uint32_t>(Format::stored(code)) << (16 * half + 8 * sizeof(Scale) * i);
     }
   }
   return packed;
@@ -86,23 +107,28 @@ __device__ __forceinline__ uint32_t scale_word(const Source& source, int tile, i
 
 template <class Format>
 __device__ __forceinline__ void pack(const Source& source, uint32_t* packed, int32_t* wide) {
-  // Words of scales a slice: int4 has one 32-byte word for two chunks.
-  constexpr int kSliceScaleWords = kChunks * kChunk / Format::kGroup * static_cast<int>(sizeof(typename Format::Scale)) / 2;
-  constexpr int kUnit = kChunks * kChunkWords + kSliceScaleWords * kScaleWord;
-  const int chunks = (source.k + kChunk - 1) / kChunk, tiles = (source.n + kRows - 1) / kRows;
-  const int64_t tile_words = static_cast<int64_t>(chunks) * (kUnit / kChunks);
+  // A unit is scales, those of a whole slice also where the slice is shorter, then the chunks that are there.
+  constexpr int kScaleWords = kSlice / Format::kGroup * static_cast<int>(sizeof(typename Format::Scale)) / 2;  // of a lane group
+  constexpr int kUnitScaleWords = kLaneGroups * kScaleWords, kUnit = kUnitScaleWords + kChunks * kChunkWords;
+  const int chunks = (source.k + kChunk - 1) / kChunk, slices = (chunks + kChunks - 1) / kChunks;
+  const int tiles = (source.n + kRows - 1) / kRows;
+  const int64_t tile_words = static_cast<int64_t>(chunks) * kChunkWords + static_cast<int64_t>(slices) * kUnitScaleWords;
+  const int64_t unit_words = tiles * tile_words;
   const int64_t index = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (index >= tiles * tile_words) return;
+  if (index >= unit_words) {
+    // The kernel reads four chunks of every unit: zeros complete the last one.
+    if (index < unit_words + (slices * kChunks - chunks) * kChunkWords) packed[index] = 0;
+    return;
+  }
   const int tile = static_cast<int>(index / tile_words), at = static_cast<int>(index % tile_words);
   const int slice = at / kUnit, in_unit = at % kUnit;
-  const int value_words = min(kChunks, chunks - slice * kChunks) * kChunkWords;
-  if (in_unit < value_words) {
-    const int chunk = slice * kChunks + in_unit / kChunkWords;
-    packed[index] = value_word<Format>(source, tile, chunk, in_unit % kChunkWords);
+  if (in_unit < kUnitScaleWords) {
+    const int word = slice * kScaleWords + in_unit % kScaleWords;
+    packed[index] = scale_word<Format>(source, tile, word, in_unit / kScaleWords, wide);
   } else {
-    const int in_scales = in_unit - value_words;
-    const int word = slice * kSliceScaleWords + in_scales / kScaleWord;
-    packed[index] = scale_word<Format>(source, tile, word, in_scales % kScaleWord, wide);
+    const int in_values = in_unit - kUnitScaleWords;
+    const int chunk = slice * kChunks + in_values / kChunkWords;
+    packed[index] = value_word<Format>(source, tile, chunk, in_values % kChunkWords);
   }
 }
 

@@ -19,6 +19,18 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Copy of 4, 8 or 16 bytes gmem -> smem by this thread; complete after cp.async.wait_group.
+// Constraint: both addresses are multiples of `bytes`.
+template <int bytes>
+__device__ __forceinline__ void copy_async(void* smem, const void* gmem) {
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(smem_address(smem)), "l"(gmem) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(smem_address(smem)), "l"(gmem), "n"(bytes)
+                 : "memory");
+  }
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
