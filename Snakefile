@@ -46,7 +46,7 @@ with one_sentence(select.SelectError):
         os.environ[select.ASKED_VARIABLE] = select.asked_rung(sys.argv[1:])
     ASKED = os.environ.get(select.ASKED_VARIABLE, "R0")
     PLANS = select.plans(config, REPO, ASKED)
-R0, R1 = PLANS["R0"], PLANS["R1"]
+R0, R1, R2 = PLANS["R0"], PLANS["R1"], PLANS["R2"]
 if workflow.is_main_process:
     for rung, plan in PLANS.items():
         if rung in ("R0", ASKED) or plan.action != "nothing":
@@ -114,6 +114,7 @@ rule r1_decomposition:
 rule r2_kernel:
     input:
         measured_rung("R2"),
+        rules.report.output,
 
 
 rule r3_moe_dsl:

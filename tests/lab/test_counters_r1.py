@@ -285,7 +285,7 @@ def test_cases_are_the_measured_cells_ours_first() -> None:
 
 def test_a_configuration_that_is_gone_is_named() -> None:
     with pytest.raises(LookupError, match="testbed/full mxfp4 q_o_proj M=1.*'chosen'"):
-        counters_r1._pick(case(), ["other"], str)
+        counters_r1.pick(case(), ["other"], str)
 
 
 # ---- instruction counts ------------------------------------------------------------------------------------------

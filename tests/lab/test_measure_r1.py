@@ -16,7 +16,16 @@ import pytest
 import recorded
 from made_up_arms import FakeArm, FakeTimer
 
-from lab import campaign_audit, cells, decomposition, measure, measure_r1, plan_r1, records
+from lab import (
+    campaign,
+    campaign_audit,
+    cells,
+    decomposition,
+    measure,
+    measure_r1,
+    plan_r1,
+    records,
+)
 from lab.journal import PartialCampaign, check_point
 from lab.measure_r1 import Budget, ChainPair, Kit, Unfinished, Workshop
 from lab.peers import Availability
@@ -301,16 +310,16 @@ def workshop(monkeypatch, protocol):
     testbed.cause_arms = cause_arms
     monkeypatch.setitem(sys.modules, "lab.testbed", testbed)
     monkeypatch.setattr("lab.testbed", testbed, raising=False)
-    monkeypatch.setattr(measure_r1, "make_weights", weights)
+    monkeypatch.setattr(campaign, "make_weights", weights)
     monkeypatch.setattr(
-        measure_r1,
+        campaign,
         "tune_stream",
         lambda t, m, w, p, s: FakeArm("stream_read", w.format, "floor", 4.0),
     )
-    monkeypatch.setattr(measure_r1, "CublasLtArm", Baseline)
-    monkeypatch.setattr(measure_r1, "make_arm", make_arm)
-    monkeypatch.setattr(measure_r1, "free", lambda: None)
-    monkeypatch.setattr(measure_r1.constants, "launch_floor", lambda *a: {})
+    monkeypatch.setattr(campaign, "CublasLtArm", Baseline)
+    monkeypatch.setattr(campaign, "make_arm", make_arm)
+    monkeypatch.setattr(campaign, "free", lambda: None)
+    monkeypatch.setattr(campaign.constants, "launch_floor", lambda *a: {})
     made = measure_r1.Activations("bf16", "fp8", "bf16 in FP64", "fp8 in FP64")
     monkeypatch.setattr(measure_r1.Activations, "make", lambda bench, m, k: made)
 
@@ -471,7 +480,7 @@ def killed_when(step: str, count: int, measuring: Any) -> None:
     def body() -> None:
         owner, name = {
             "leg": (FakeTimer, "_leg"),
-            "between": (measure_r1, "take_point"),
+            "between": (campaign, "take_point"),
         }.get(step, (PartialCampaign, "_append"))
         real, seen = getattr(owner, name), []
 
@@ -541,13 +550,13 @@ def test_a_peer_lost_at_a_point_is_an_attempt(
     workshop, protocol, shapes, tmp_path, monkeypatch
 ) -> None:
     peers = [FakePeer("peer/humming_bf16")]
-    real = measure_r1.measure_point
+    real = campaign.measure_point
 
     def losing(bench, some, shape, m, rows, lost):
         next(a for a in some if a.role == "peer").raises = "capture"
         return real(bench, some, shape, m, rows, lost)
 
-    monkeypatch.setattr(measure_r1, "measure_point", losing)
+    monkeypatch.setattr(campaign, "measure_point", losing)
     shop, _ = workshop(*peers)
     partial, _ = run(shop, tmp_path, planned(protocol, shapes, peers, "kv_gqa/M2"), Budget(None))
     inner, outer = partial.contents().attempts
@@ -590,7 +599,8 @@ def test_counters_wait_for_the_next_run_when_little_time_is_left(tmp_path, monke
 
 
 def test_a_selection_is_a_part_of_the_plan(protocol, shapes) -> None:
-    some = measure_r1.chosen(protocol, shapes, {}, measure.Selection(("waves_", "kv_gqa"), (1,)))
+    points = plan_r1.points(protocol, shapes, {})
+    some = campaign.chosen(points, measure.Selection(("waves_", "kv_gqa"), (1,)))
     assert {p.shape["name"].split("_tp")[0].split("_")[0] for p in some} == {"waves", "kv"}
     assert {p.m for p in some} == {1}
     assert (

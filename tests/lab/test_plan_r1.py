@@ -30,9 +30,10 @@ def points(frozen, shapes) -> dict[str, plan_r1.Point]:
     return {p.name: p for p in made}
 
 
-def test_r1_has_a_protocol_of_its_own_and_the_other_rungs_have_not() -> None:
+def test_r1_and_r2_have_protocols_of_their_own_and_the_other_rungs_have_not() -> None:
     files = {rung: protocol.file_of(rung) for rung in ("R0", "R1", "R2", "R3")}
     assert files.pop("R1") == "prereg/protocol_r1.json"
+    assert files.pop("R2") == "prereg/protocol_r2.json"
     assert set(files.values()) == {"prereg/protocol.json"}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 TABLES = (
     "cells.csv", "verdicts.csv", "r1_causes.csv", "r1_experiments.csv", "r1_interactions.csv", "r1_production.csv",
+    "r2_ablation.csv", "r2_bars.csv", "r2_chain.csv", "r2_decode.csv",
 )  # fmt: skip
 
 

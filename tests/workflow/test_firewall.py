@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 MEASURING = (
-    "build_cubins", "build_testbed", "check_sass", "occupancy", "measure_r0", "select_r0", "measure_r1",
-    "select_r1", "accuracy",
+    "build_cubins", "build_testbed", "build_product", "check_sass", "occupancy", "measure_r0", "select_r0",
+    "measure_r1", "select_r1", "measure_r2", "select_r2", "accuracy",
 )  # fmt: skip
 JUDGING = {
     "lab.claims", "lab.registry", "lab.verdicts", "lab.cost_model", "lab.predictions", "lab.scores",
@@ -96,6 +96,9 @@ def test_the_closure_is_followed(repository: Path) -> None:
     assert {"lab.testbed", "lab.peer_arm", "lab.counters_r1"} <= set(
         reached(repository, "measure_r1")
     )
+    assert {"lab.product_arms", "lab.campaign", "lab.counters_r2"} <= set(
+        reached(repository, "measure_r2")
+    )
     assert {"lab.audit", "lab.claims", "lab.registry"} <= set(reached(repository, "verdicts"))
 
 
@@ -119,7 +122,7 @@ def test_a_breach_is_seen(repository: Path, tmp_path: Path, file: str, line: str
 def test_cuda_bindings_are_imported_at_the_device_edge_alone(repository: Path) -> None:
     edge = {
         "device", "timing", "bench", "arms", "fp4_arms", "peer_arm", "measure", "launch", "cublaslt",
-        "operands", "constants", "counters", "testbed", "measure_r1", "counters_r1",
+        "operands", "constants", "counters", "testbed", "campaign", "counters_r1", "product_arms", "host_times",
     }  # fmt: skip
     for path in [*repository.glob("workflow/**/*.py"), *repository.glob("kernels/**/*.py")]:
         gpu = {

@@ -70,6 +70,22 @@ def run_campaign(rung, repo, cubin_dir, builds, log):
 """
 
 
+HARNESS_R2 = """
+
+class Unfinished(RuntimeError):
+    pass
+
+
+def run_campaign_r2(repo, cubin_dir, builds, log, minutes):
+    names = {b.name for b in builds}
+    assert minutes == 5 and {b.architecture for b in builds} == {"sm_90a"}
+    assert {"stream_read", "pack_gemv", "qgemv_made_up"} <= names and "testbed_made_up" not in names
+    assert all((cubin_dir / f"{name}.cubin").is_file() for name in names)
+    if not (repo / "piece_r2").exists():
+        (repo / "piece_r2").touch()
+        raise Unfinished("12 points of R2 are left: the same command goes on")
+    return made_up_campaign(repo, "R2", builds)
+"""
 HARNESS_R1 = """
 
 class Unfinished(RuntimeError):
@@ -248,6 +264,47 @@ def test_r1_is_taken_in_pieces_by_one_command_and_then_replayed(r1_machine: GpuM
     builds = json.loads((root / ".work/build/builds.json").read_text())
     assert "testbed_made_up" not in {b["name"] for b in builds}  # the report's tables leave it out
     assert r1_machine.campaigns() == before | {mine}
+
+
+@pytest.fixture(scope="module")
+def r2_machine(r1_machine: GpuMachine) -> GpuMachine:
+    """The same with a small product and a made-up harness of R2."""
+    root = r1_machine.checkout.root
+    (root / "workflow" / "lab" / "measure_r2.py").write_text(MADE_UP_CAMPAIGN + HARNESS_R2)
+    cuda = root / "kernels" / "qgemm_mx" / "cuda"
+    for path in (*cuda.glob("qgemv*.cu"), *cuda.glob("qgemv*.json")):
+        path.unlink()
+    (cuda / "qgemv_made_up.cu").write_text(TESTBED.replace("testbed_made_up", "qgemv_made_up"))
+    sidecar = SIDECAR | {"name": "qgemv_made_up", "role": "product"}
+    sidecar["threads"] = {"qgemv_made_up": 32}
+    (cuda / "qgemv_made_up.json").write_text(json.dumps(sidecar))
+    return r1_machine
+
+
+def test_r2_is_measured_in_pieces_when_its_target_asks_and_then_replayed(
+    r2_machine: GpuMachine,
+) -> None:
+    root, before = r2_machine.checkout.root, r2_machine.campaigns()
+    planned = r2_machine.run("-n", "r2_kernel")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    for rule in ("build_product", "measure_r2", "report"):
+        assert rule in planned.stdout
+    assert "measure_r0" not in planned.stdout and "measure_r1" not in planned.stdout
+    assert "R2: measuring a new campaign" in planned.stderr
+
+    command = (".work/r2/campaign.json", "reports/cells.csv", "--config", "minutes=5")
+    first = r2_machine.run(*command)
+    assert first.returncode == 1 and r2_machine.campaigns() == before
+    assert "Unfinished: 12 points of R2 are left: the same command goes on" in first.stderr
+    second = r2_machine.run(*command)
+    assert second.returncode == 0, second.stdout + second.stderr
+    (mine,) = r2_machine.campaigns() - before
+    pointer = json.loads((root / ".work/r2/campaign.json").read_text())
+    assert pointer == {"campaign": mine} and mine.startswith("r2-")
+    assert mine in set(pd.read_csv(root / "reports" / "cells.csv")["campaign"])
+    third = r2_machine.run(*command)
+    assert third.returncode == 0 and f"R2: replaying {mine}" in third.stderr
+    assert r2_machine.campaigns() == before | {mine}
 
 
 def test_without_the_gpu_packages_it_replays_and_says_what_to_install(

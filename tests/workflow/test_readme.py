@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from lab import analysis_r1, cells, files, readme, select
+from lab import analysis_r1, analysis_r2, cells, files, readme, select
 from lab import verdicts as judged
 
 
@@ -23,6 +23,7 @@ def test_the_committed_readme_is_current(repository: Path) -> None:
         cells.read(tables / "cells.csv"),
         pd.read_csv(tables / "verdicts.csv"),
         readme.r1_tables(tables),
+        readme.r2_tables(tables),
     )
     text = (repository / "README.md").read_text()
     assert readme.fill(text, blocks) == text, "run: snakemake --cores 1 readme"
@@ -101,6 +102,7 @@ def test_rules_that_the_readme_says_have_no_benchmark_have_none(repository: Path
         ("cells.csv", cells.COLUMNS),
         ("verdicts.csv", judged.COLUMNS),
         *((f"{name}.csv", tuple(t)) for name, t in analysis_r1.empty_tables().items()),
+        *((f"{name}.csv", tuple(t)) for name, t in analysis_r2.empty_tables().items()),
     ],
 )
 def test_the_data_dictionary_has_a_row_for_each_column(
@@ -222,7 +224,7 @@ def test_markers_that_do_not_match_are_refused(text: str) -> None:
 
 def test_update_writes_only_when_something_changed(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    names = ("rungs", "prize", "headline", "throughput")
+    names = ("rungs", "prize", "headline", "throughput", "decode")
     path.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
     tables = {"cells": synthetic.cells(ms=[1]), "verdicts": synthetic.verdicts()}
     tables["r1"] = analysis_r1.empty_tables()

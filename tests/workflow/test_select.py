@@ -188,7 +188,7 @@ def test_only_the_rung_asked_for_is_measured(repo: Path) -> None:
     assert (second["R1"].action, second["R1"].architecture) == ("measure", "sm_90a")
     assert "r0_instrument" in second["R0"].say and "R1: measuring" in second["R1"].say
     assert {r: p.action for r, p in select.plans(CONFIG, repo, "R1", NO_GPU).items()} == {
-        "R0": "replay", "R1": "nothing",
+        "R0": "replay", "R1": "nothing", "R2": "nothing",
     }  # fmt: skip
 
 
@@ -211,6 +211,8 @@ def test_a_recorded_r1_campaign_is_replayed_whatever_is_asked(repo: Path) -> Non
         ("--cores 1 r1_decomposition", "R1"),
         ("-n .work/r1/campaign.json --config minutes=9", "R1"),
         ("--force measure_r1", "R1"),
+        ("--cores 1 r2_kernel --config minutes=5", "R2"),
+        (".work/r2/campaign.json", "R2"),
         ("r0_instrument", "R0"),
         ("audit", "R0"),
     ],

@@ -29,6 +29,7 @@ from typing import Any
 from lab import (
     accuracy,
     analysis_r1,
+    analysis_r2,
     campaign_audit,
     protocol,
     records,
@@ -122,7 +123,11 @@ def examine(
 
     # Judged more than once, by all campaigns and by each alone, but read and computed once.
     analyse = cache(partial(report_audit.analysis, repo))
-    computed = {analysis_r1.RUNG: lambda folder: computed_r1(folder, repo, analyse)}
+    analyse_r2 = cache(partial(report_audit.analysis_r2_of, repo))
+    computed = {
+        analysis_r1.RUNG: lambda folder: computed_r1(folder, repo, analyse),
+        analysis_r2.RUNG: lambda folder: analyse_r2(folder).constants,
+    }
     read = cache(verdicts.read_legs)
 
     def judged_by(some: list[Path]) -> tuple[Evidence, list[Verdict]]:
@@ -416,7 +421,8 @@ class _Answers:
         estimand = claim.estimand
         if estimand.quantity in ("constant", "external", "share"):
             asked = set(estimand.items) or {estimand.name}
-            computed = self.rung == analysis_r1.RUNG and any(map(analysis_r1.gives, asked))
+            given = {analysis_r1.RUNG: analysis_r1.gives, analysis_r2.RUNG: analysis_r2.gives}
+            computed = self.rung in given and any(map(given[self.rung], asked))
             return computed or not self.constants.isdisjoint(asked)
         measured = self.checks if estimand.quantity == "check" else self.cells
         return any(tuple(getattr(c, key) for key in ANSWER) in measured for c in estimand.cells)

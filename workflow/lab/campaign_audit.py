@@ -20,6 +20,7 @@ from lab import (
     analysis_r1,
     files,
     plan_r1,
+    plan_r2,
     protocol,
     records,
     registry,
@@ -30,12 +31,15 @@ from lab import (
 )
 from lab.derived import derived, is_derived
 from lab.device import THROTTLE_REASONS
+from lab.plan import Point
 from lab.registry import Problem
 from lab.rows import INVALID_BY_DESIGN, PEER_FAMILY, CampaignError, name_of
 from qgemm_mx.formats import weight_bytes
 
 FOLDER = select.CAMPAIGNS
 COLD = records.FLOOR_REGIME
+# Rungs whose protocol has a plan of points, and what makes it.
+PLANNED = {"R1": plan_r1.points, "R2": plan_r2.points}
 # A stream reads as many bytes as the cell beside it, and may itself be faster. A testbed variant that leaves the
 # reading out is wrong by design and has no time at all.
 NEED_NO_FLOOR = ("floor",)
@@ -126,7 +130,8 @@ def problems(repo: Path, folder: Path) -> list[Problem]:
         reasons += plan_problems(frozen[0], record["cells"], record["checks"], legs)
         if plan is not None and record["kind"] == "campaign":  # a pilot may be a part
             shapes = files.read_json(repo / "prereg" / "shapes.json")["shapes"]
-            reasons += point_problems(frozen[0], shapes, record["cells"])
+            points = PLANNED[record["rung"]]
+            reasons += point_problems(frozen[0], shapes, record["cells"], points)
         reasons += span_problems(legs)
         reasons += drop_problems(frozen[0], legs, readings)
     return [Problem(status, name, reason) for status, reason in found] + [
@@ -337,10 +342,12 @@ def point_problems(
     frozen: Mapping[str, Any],
     shapes: Sequence[Mapping[str, Any]],
     cells: Sequence[Mapping[str, Any]],
+    points: Callable[..., Sequence[Point]] = plan_r1.points,
 ) -> Iterator[str]:
     """Points and arms that are in a campaign and not in the plan of its protocol, or the reverse.
 
-    Which peers could run is the machine's matter: a peer that is missing has an attempt, and is no problem here.
+    points: what makes the plan of the rung. Which peers could run is the machine's matter: a peer that is missing has
+    an attempt, and is no problem here.
     """
     peers: dict[str, dict[str, None]] = {}
     measured: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
@@ -352,7 +359,7 @@ def point_problems(
     offered = {kernel: tuple(formats) for kernel, formats in peers.items()}
     planned = {
         (p.shape["name"], p.shape["N"], p.shape["K"], p.m): set(p.arms)
-        for p in plan_r1.points(frozen, shapes, offered)
+        for p in points(frozen, shapes, offered)
     }
     for place in sorted(set(measured) - set(planned)):
         yield f"{_place(place)} is no point of the plan"

@@ -56,7 +56,7 @@ def measure(
 ) -> dict[str, Any]:
     """All constants of the device, in about ten seconds."""
     found = launch_floors(timer, modules, sm_count)
-    found.update(_read_bandwidth(timer, modules, random, protocol, sm_count))
+    found.update(read_bandwidth(timer, modules, random, protocol, sm_count))
     found.update(_compute_ceilings(timer, random, lt, protocol))
     found.update(derived(found))
     return found
@@ -96,9 +96,10 @@ def launch_floor(timer: Timer, modules: Any, arm: StreamArm, shape_name: str) ->
     return {name: constant(legs(timer, launch, 1, LAUNCH_NODES), lambda t: t, "us", how)}
 
 
-def _read_bandwidth(
+def read_bandwidth(
     timer: Timer, modules: Any, random: Any, protocol: dict, sm_count: int
 ) -> dict[str, Any]:
+    """The asymptotic read bandwidth, and that of a run of bytes that stays in L2."""
     size = protocol["stream"]["asymptote_bytes"]
     weights = make_weights(random, "bf16", size // (2 * 8192), 8192, 2)
     arm = fastest_stream(timer, modules, weights, protocol, sm_count, nodes=4, legs=1)

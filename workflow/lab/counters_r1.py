@@ -188,7 +188,7 @@ def cases(cells: Iterable[CellRow], shapes: Sequence[str]) -> tuple[list[Case], 
     `shapes`: names of prereg/shapes.json. A kernel that was not measured, or is wrong without being meant to, has no
     case. Our own kernels come first, so that a rival that ends the program takes none of ours with it.
     """
-    usable = _usable(cells)
+    usable = headline_cases(cells)
 
     def deep(case: Case) -> bool:
         if case.kernel in VARIANTS:
@@ -208,7 +208,7 @@ def cases(cells: Iterable[CellRow], shapes: Sequence[str]) -> tuple[list[Case], 
     return cold, sorted({c for c in usable if deep(c)}, key=order)
 
 
-def _usable(cells: Iterable[CellRow]) -> list[Case]:
+def headline_cases(cells: Iterable[CellRow]) -> list[Case]:
     """The cells of the headline that have a configuration and are not wrong without being meant to."""
     return [
         Case(c.kernel, c.format, c.shape, c.N, c.K, c.M, c.tuning.chosen)
@@ -253,7 +253,7 @@ def sass_rows(cubin_dir: Path, cells: Iterable[CellRow]) -> Found:
 
     configs = {config.entry: config for config in testbed.all_configs()}
     wanted: dict[tuple[str, str, int], Case] = {}
-    for c in sorted(_usable(cells), key=lambda c: (c.shape not in VARIANT_SHAPES, c.shape)):
+    for c in sorted(headline_cases(cells), key=lambda c: (c.shape not in VARIANT_SHAPES, c.shape)):
         if (c.kernel in ENTRIES or c.kernel.startswith(ENTRY_FAMILY)) and c.M in COLD_M:
             wanted.setdefault((c.kernel, c.format, c.M), c)
     rows, refusals, counts = [], [], {}
@@ -298,26 +298,43 @@ def _profiled(
 ) -> Found:
     from lab.protocol import file_of
 
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        return Found(refused="ncu is not on PATH")
     if protocol is None:
         protocol = json.loads((repo / file_of(RUNG)).read_text(encoding="utf-8"))
     frozen = json.loads((repo / "prereg" / "shapes.json").read_text(encoding="utf-8"))
     cold, deep = cases(cells, [s["name"] for s in frozen["shapes"]])
+    return profiled(cubin_dir, protocol, log, cold, deep)
+
+
+def profiled(
+    cubin_dir: Path,
+    protocol: Mapping[str, Any],
+    log: Callable[[str], None],
+    cold: Sequence[Case],
+    deep: Sequence[Case],
+    program: str = "lab.counters_r1",
+    sets: tuple[MetricSet, MetricSet, MetricSet] | None = None,
+) -> Found:
+    """Both runs of the profiler on `program`, a module: the cold set on `cold`, the counts set on `deep`.
+
+    sets: the cold one, what is taken of it where ncu does not fit all into one pass, and the counts; None: R1's.
+    """
+    cold_set, essential, counts_set = sets or (COLD_SET, ESSENTIAL, COUNTS_SET)
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return Found(refused="ncu is not on PATH")
     if not cold:
         return Found(refused="the campaign has no cell to profile yet")
     known = known_metrics(ncu)
     if not known:
         return Found(refused="ncu lists no metric: --query-metrics")
-    run = _Run(ncu, counters.tool(ncu), dict(protocol), cubin_dir, known, log)
-    found = run(COLD_SET, cold)
+    run = _Run(ncu, counters.tool(ncu), dict(protocol), cubin_dir, known, log, program)
+    found = run(cold_set, cold)
     if found.passes is not None and found.passes > 1:
         log(f"cold set took {found.passes} passes: again with what the prediction needs")
-        found = run(ESSENTIAL, cold)
+        found = run(essential, cold)
     parts = [found]
     if deep:
-        parts.append(run(COUNTS_SET, deep))
+        parts.append(run(counts_set, deep))
     rows = {
         (*(row[name] for name in ("kernel", "format", "shape", "M", "regime", "metric")),): row
         for part in reversed(parts)  # a value that both sets have is that of the cold one
@@ -353,7 +370,7 @@ class Part:
 
 @dataclass
 class _Run:
-    """Runs of the profiler, each on this module as a program."""
+    """Runs of the profiler, each on a module as a program."""
 
     ncu: str
     tool: str
@@ -361,6 +378,7 @@ class _Run:
     cubin_dir: Path
     known: set[str]
     log: Callable[[str], None]
+    program: str
 
     def __call__(self, wanted: MetricSet, cases: Sequence[Case]) -> Part:
         metrics = [m for m in wanted.metrics if m.base in self.known]
@@ -385,7 +403,7 @@ class _Run:
                 self.ncu, *counters.UNTOUCHED, "--print-units", "base",
                 "--metrics", ",".join(m.name for m in metrics), "--csv", "--page", "raw",
                 "--profile-from-start", "off",
-                sys.executable, "-m", "lab.counters_r1", str(plan), str(outcomes),
+                sys.executable, "-m", self.program, str(plan), str(outcomes),
             ]  # fmt: skip
             try:
                 done = subprocess.run(
@@ -690,7 +708,7 @@ def prediction(campaign: Any, cell: Cell) -> Estimate | None:
 
 
 @dataclass
-class _Operands:
+class Operands:
     """What the cases of one weight share: copies on the device, activations by M, layouts of testbed and peers."""
 
     bench: Any
@@ -707,8 +725,11 @@ class _Operands:
         return self.activations[m]
 
 
-def main(arguments: list[str]) -> int:
-    """The profiled program: arguments are the plan (JSON) and where to write what became of each case."""
+def main(arguments: list[str], make: Callable[[Operands, Case], Any] | None = None) -> int:
+    """The profiled program: arguments are the plan (JSON) and where to write what became of each case.
+
+    make: gives the call of a case; None: `launcher`.
+    """
     from lab.bench import Bench, forbid_predictions
     from lab.operands import make_weights
     from lab.peers._torch import free_memory
@@ -721,11 +742,11 @@ def main(arguments: list[str]) -> int:
     planned = [Case(**case) for case in plan["cases"]]
     for (fmt, _, n, k), group in groupby(planned, key=lambda c: (c.format, c.shape, c.N, c.K)):
         copies = bench.copies(weight_bytes(fmt, n, k))
-        operands = _Operands(bench, make_weights(bench.random, fmt, n, k, copies))
+        operands = Operands(bench, make_weights(bench.random, fmt, n, k, copies))
         for case in group:
             launch, why = _nothing, None
             try:
-                launch = launcher(operands, case)
+                launch = (make or launcher)(operands, case)
                 launch(0)
                 bench.stream.synchronize()
             except Exception as error:  # one rival that fails here must not take the others with it
@@ -742,7 +763,7 @@ def _nothing(copy: int) -> None:
     """The launch of a case that could not be built."""
 
 
-def launcher(operands: _Operands, case: Case) -> Callable[[int], None]:
+def launcher(operands: Operands, case: Case) -> Callable[[int], None]:
     """The call of a case in the configuration that the campaign chose; nothing is tuned. LookupError if it is gone."""
     if case.kernel == FLOOR:
         return _stream(operands, case)
@@ -751,23 +772,24 @@ def launcher(operands: _Operands, case: Case) -> Callable[[int], None]:
     return _cublaslt(operands, case) if case.kernel == RIVAL else _peer(operands, case)
 
 
-def _pick(case: Case, candidates: Iterable[Any], name: Callable[[Any], str]) -> Any:
+def pick(case: Case, candidates: Iterable[Any], name: Callable[[Any], str]) -> Any:
+    """The candidate that the campaign chose, by name. LookupError if it is not offered."""
     for candidate in candidates:
         if name(candidate) == case.chosen:
             return candidate
     raise LookupError(f"{case} does not offer {case.chosen!r} any more")
 
 
-def _stream(operands: _Operands, case: Case) -> Callable[[int], None]:
+def _stream(operands: Operands, case: Case) -> Callable[[int], None]:
     from lab.arms import StreamArm, StreamShape, stream_shapes
 
     bench, weights = operands.bench, operands.weights
     offered = stream_shapes(bench.protocol, weights.copy_bytes, bench.probe["sm_count"])
-    shape = _pick(case, offered, StreamShape.describe)
+    shape = pick(case, offered, StreamShape.describe)
     return StreamArm(weights, bench.modules, bench.stream, shape).launch
 
 
-def _testbed(operands: _Operands, case: Case) -> Callable[[int], None]:
+def _testbed(operands: Operands, case: Case) -> Callable[[int], None]:
     from lab import testbed
 
     bench, weights = operands.bench, operands.weights
@@ -777,10 +799,10 @@ def _testbed(operands: _Operands, case: Case) -> Callable[[int], None]:
     )
     # Nothing is checked here, so the activations are not decoded.
     problem = testbed.Problem(bench, weights, x, None, operands.layouts)
-    return _pick(case, [problem.arm(case.kernel, config)], lambda a: a.tuning["chosen"]).launch
+    return pick(case, [problem.arm(case.kernel, config)], lambda a: a.tuning["chosen"]).launch
 
 
-def _cublaslt(operands: _Operands, case: Case) -> Callable[[int], None]:
+def _cublaslt(operands: Operands, case: Case) -> Callable[[int], None]:
     from lab.arms import CublasLtArm
 
     bench, weights = operands.bench, operands.weights
@@ -788,7 +810,7 @@ def _cublaslt(operands: _Operands, case: Case) -> Callable[[int], None]:
     arm = CublasLtArm(weights, x, None, bench.lt, bench.stream, bench.protocol)
     requested = bench.protocol["cublaslt"]["requested_candidates"]
     plan = bench.lt.plan(case.M, case.N, case.K, arm.fp8, requested)
-    candidate = _pick(case, plan.candidates, lambda c: c.describe())
+    candidate = pick(case, plan.candidates, lambda c: c.describe())
     pointers = [weights.pointer(copy) for copy in range(weights.copies)]
     launch = bench.lt.launcher(
         plan, candidate, pointers, x.data.ptr, arm.y.data.ptr, bench.stream.ptr, 1.0
@@ -797,7 +819,7 @@ def _cublaslt(operands: _Operands, case: Case) -> Callable[[int], None]:
     return launch
 
 
-def _peer(operands: _Operands, case: Case) -> Callable[[int], None]:
+def _peer(operands: Operands, case: Case) -> Callable[[int], None]:
     from lab.peer_arm import make_arm
     from lab.peers import discover
 
@@ -812,7 +834,7 @@ def _peer(operands: _Operands, case: Case) -> Callable[[int], None]:
         arm = make_arm(peer, handle, weights, *operands.x(case.M), bench.stream, bench.protocol)
         budget = int(bench.protocol["peers"]["budget"])
         candidates = peer.bind(handle, arm.x, arm.y, bench.stream, budget)
-    chosen = _pick(case, candidates, lambda c: c.name)
+    chosen = pick(case, candidates, lambda c: c.name)
 
     def launch(copy: int) -> None:
         chosen.launch(copy)

@@ -19,7 +19,7 @@ from lab.timing import nodes_for
 SLOPE = "slope_not_positive"
 #: Protocol of a rung, from the repository's root.
 FILE = "prereg/protocol.json"
-OWN_FILES = {"R1": "prereg/protocol_r1.json"}
+OWN_FILES = {"R1": "prereg/protocol_r1.json", "R2": "prereg/protocol_r2.json"}
 
 
 def file_of(rung: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab import analysis_r1
+from lab import analysis_r1, analysis_r2, readme_r2
 from lab.decomposition import CLOSES
 from lab.experiments_r1 import CAUSE, EXTRA_SHAPE
 from lab.files import write_text
@@ -41,28 +41,39 @@ VERDICT_ORDER = (
 
 
 R1Tables = Mapping[str, pd.DataFrame]  # name in reports/, without its suffix -> table
+R2Tables = Mapping[str, pd.DataFrame]  # the same
 
 
 class ReadmeError(ValueError):
     """README.md lacks a marker, or has one that nobody fills."""
 
 
-def update(path: str | Path, *, cells: pd.DataFrame, verdicts: pd.DataFrame, r1: R1Tables) -> bool:
+def update(
+    path: str | Path,
+    *,
+    cells: pd.DataFrame,
+    verdicts: pd.DataFrame,
+    r1: R1Tables,
+    r2: R2Tables | None = None,
+) -> bool:
     """Fill the blocks of a README in place; True when it changed."""
     text = Path(path).read_text(encoding="utf-8")
-    filled = fill(text, blocks(cells, verdicts, r1))
+    filled = fill(text, blocks(cells, verdicts, r1, r2))
     if filled != text:
         write_text(path, filled)
     return filled != text
 
 
-def blocks(cells: pd.DataFrame, verdicts: pd.DataFrame, r1: R1Tables) -> dict[str, str]:
-    """Name -> Markdown of every block."""
+def blocks(
+    cells: pd.DataFrame, verdicts: pd.DataFrame, r1: R1Tables, r2: R2Tables | None = None
+) -> dict[str, str]:
+    """Name -> Markdown of every block. r2: None before any campaign of R2."""
     return {
         "rungs": rung_table(verdicts),
         "headline": headline(cells),
         "prize": prize(cells),
         "throughput": throughput(r1),
+        "decode": readme_r2.decode(analysis_r2.empty_tables() if r2 is None else r2),
     }
 
 
@@ -70,6 +81,15 @@ def r1_tables(reports: str | Path) -> R1Tables:
     """The tables of R1 that the README reads, from the folder of the report; empty ones where a file is missing."""
     empty = analysis_r1.empty_tables()
     paths = {name: Path(reports) / f"{name}.csv" for name in ("r1_production", "r1_causes")}
+    return {
+        name: pd.read_csv(path) if path.is_file() else empty[name] for name, path in paths.items()
+    }
+
+
+def r2_tables(reports: str | Path) -> R2Tables:
+    """The tables of R2 that the README reads, from the folder of the report; empty ones where a file is missing."""
+    empty = analysis_r2.empty_tables()
+    paths = {name: Path(reports) / f"{name}.csv" for name in readme_r2.READ}
     return {
         name: pd.read_csv(path) if path.is_file() else empty[name] for name, path in paths.items()
     }
@@ -122,7 +142,7 @@ def _shown(cells: pd.DataFrame) -> pd.DataFrame:
     if cells.empty:
         return cells
     made = cells["shape"].str.fullmatch(EXTRA_SHAPE)
-    made |= cells["kernel"].str.startswith((CAUSE, "testbed/-"))
+    made |= cells["kernel"].str.startswith((CAUSE, "testbed/-", "qgemv_mx/"))
     return cells[~made.astype(bool)]
 
 

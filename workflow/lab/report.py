@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from lab import baselines, pins, r1_words, report_r1, sass, soundness
+from lab import baselines, pins, r1_words, report_r1, report_r2, sass, soundness
 from lab import figures as drawings
 from lab.analysis_r1 import Analysis
+from lab.analysis_r2 import Analysis as AnalysisR2
 from lab.files import write_text
 from lab.page import BLANK, Row, Tables, absent, number, span, text, with_interval
 from lab.rungs import RUNGS
@@ -68,6 +69,7 @@ def render(
     pinned: Mapping[str, str] | None = None,
     present: Mapping[str, str] | None = None,
     r1: Analysis | None = None,
+    r2: AnalysisR2 | None = None,
 ) -> None:
     """Write the report to `out_html` at once.
 
@@ -80,13 +82,13 @@ def render(
     `figures` what `figures.build_all` gives; `missing` what each rung
     still lacks, in words (lab.rungs.missing); `protocols` frozen protocols by the SHA-256 of their file; `pinned`
     package versions (lab.pins.read); `present` the digests `kernels_digest` and `tree_digest` of the sources now; `r1`
-    the analysis of the R1 campaign that the page shows, which must be among `campaigns`.
+    and `r2` the analyses of the campaigns of R1 and R2 that the page shows, which must be among `campaigns`.
 
     Raises ValueError on a timed `correctness_only` cell, a claim without verdict, or a verdict that is no verdict.
     """
     words = json.loads((TEMPLATES / "words.json").read_text(encoding="utf-8"))
     _refuse(verdicts, cells, claims, words)
-    kit = Tables(words["columns"] | r1_words.words()["columns"])
+    kit = Tables(words["columns"] | r1_words.words()["columns"] | report_r2.words()["columns"])
     by_id = {c["id"]: c for c in claims}
     ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
     newest = drawings.of_the_set(drawings.newest_cells(cells, ordered), shapes)
@@ -108,14 +110,18 @@ def render(
         by_id,
         lambda row, claim: _claim_row(row, claim, words),
     )
+    decode = report_r2.section(kit, r2, verdicts, by_id, lambda key: _figure(key, figures))
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    absent_rungs = {name for name, shown in (("r1", part), ("r2", decode)) if not shown}
     text = (
         _environment()
         .get_template("report.html.j2")
         .render(
             words=words,
-            css=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
-            contents=[c for c in _CONTENTS if part or c[0] != "r1"],
+            css=Markup(style + (report_r2.style() if decode else "")),
+            contents=[c for c in _CONTENTS if c[0] not in absent_rungs],
             r1=part,
+            r2=decode,
             figure3=drawn["fig3_waterfall"],
             figure5=drawn["fig5_accuracy"],
             tally=_tally(verdicts, words),
@@ -155,6 +161,7 @@ _IN_R1 = ("fig3_waterfall", "fig5_accuracy")
 _CONTENTS = (
     ("rungs", "Rungs"),
     ("r1", "R1: where the throughput goes"),
+    ("r2", "R2: the decode kernel"),
     ("headline", "Headline numbers"),
     ("sound", "Is the instrument sound?"),
     ("figures", "Figures"),

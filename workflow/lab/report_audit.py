@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import rfc8785
@@ -19,6 +21,7 @@ import rfc8785
 from lab import (
     accuracy,
     analysis_r1,
+    analysis_r2,
     campaign_audit,
     cells,
     readme,
@@ -64,6 +67,12 @@ def analysis(repo: Path, folder: Path, record: Path | None) -> Analysis:
     return analysis_r1.of_folder(folder, shapes, record)
 
 
+def analysis_r2_of(repo: Path, folder: Path) -> analysis_r2.Analysis:
+    """Analyse a campaign of R2. CampaignError where a record is not what it must be."""
+    shapes = read_json(repo / "prereg" / "shapes.json")["shapes"]
+    return analysis_r2.of_folder(folder, shapes)
+
+
 def problems(
     repo: Path, fresh: Sequence[Verdict], shown: Path, analyse: Analyse | None = None
 ) -> list[Problem]:
@@ -76,7 +85,11 @@ def problems(
     cells_csv = reports / CELLS
     wrong = list(_cells_problems(repo, cells_csv))
     found += [(cells_csv, reason) for reason in wrong]
-    split = _r1_problems(repo, analyse or partial(analysis, repo))
+    make = analyse or partial(analysis, repo)
+    split = _rung_problems(
+        repo, analysis_r1, lambda folder: make(folder, accuracy.newest(repo / "data"))
+    )
+    split += _rung_problems(repo, analysis_r2, partial(analysis_r2_of, repo))
     found += split
     if not wrong and not split:
         found += [(repo / README, reason) for reason in _readme_problems(repo, right)]
@@ -146,35 +159,37 @@ def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
     yield from _differs(path, cells.to_csv(right))
 
 
-def _r1_problems(repo: Path, analyse: Analyse) -> list[tuple[Path, str]]:
-    """Where the tables of R1 are not what their campaign gives."""
+def _rung_problems(
+    repo: Path, of: ModuleType, analyse: Callable[[Path], Any]
+) -> list[tuple[Path, str]]:
+    """Where the tables of a rung are not what their campaign gives; `of`: lab.analysis_r1 or lab.analysis_r2."""
     reports = repo / REPORTS
-    names = [reports / f"{name}.csv" for name in analysis_r1.empty_tables()]
+    names = [reports / f"{name}.csv" for name in of.empty_tables()]
     if absent := [path for path in names if not path.is_file()]:
         return [(path, f"is missing: {AGAIN}") for path in absent]
     try:
         shown = sorted({c for path in names for c in pd.read_csv(path)["campaign"].unique()})
         found = None
-        if lost := sorted(_campaigns_of_r1(repo) - set(shown)):
+        if lost := sorted(_campaigns_of(repo, of.RUNG) - set(shown)):
             return [(path, f"does not show {lost[0]}, as {CELLS} does: {AGAIN}") for path in names]
         if shown:
             folder = repo / campaign_audit.FOLDER / str(shown[0])
             if len(shown) > 1 or not folder.is_dir():
                 return [(names[0], f"shows campaign {', '.join(shown)}, which is not recorded")]
-            found = analyse(folder, accuracy.newest(repo / "data"))
-        fresh = analysis_r1.tables(found)
+            found = analyse(folder)
+        fresh = of.tables(found)
     except (CampaignError, accuracy.AccuracyError, OSError, ValueError, LookupError) as error:
         return [(names[0], f"cannot be made again: {error}")]
     return [
         (reports / f"{name}.csv", reason)
         for name, table in fresh.items()
-        for reason in _differs(reports / f"{name}.csv", analysis_r1.to_csv(table))
+        for reason in _differs(reports / f"{name}.csv", of.to_csv(table))
     ]
 
 
-def _campaigns_of_r1(repo: Path) -> set[str]:
-    """The recorded campaigns of R1 that the table of cells shows; none where it cannot be read."""
-    recorded = {campaign.id for campaign in select.recorded_campaigns(repo, analysis_r1.RUNG)}
+def _campaigns_of(repo: Path, rung: str) -> set[str]:
+    """The recorded campaigns of a rung that the table of cells shows; none where it cannot be read."""
+    recorded = {campaign.id for campaign in select.recorded_campaigns(repo, rung)}
     try:
         return recorded & set(cells.read(repo / REPORTS / CELLS)["campaign"])
     except (OSError, ValueError, KeyError):  # said of the table of cells
@@ -191,6 +206,7 @@ def _readme_problems(repo: Path, right: str) -> Iterator[str]:
         cells.read(repo / REPORTS / CELLS),
         pd.read_csv(io.StringIO(right)),
         readme.r1_tables(repo / REPORTS),
+        readme.r2_tables(repo / REPORTS),
     )
     for name, content in blocks.items():
         if f"<!-- {name} -->\n{content}\n<!-- /{name} -->" not in text:

@@ -20,12 +20,13 @@ STATUSES = ("ok", "failed", "crashed", "interrupted", "refused")
 CORRECTNESS_ONLY_KERNEL = "reference"
 
 # One word, or a family with what tells its members apart: testbed/<variant>, cause/<experiment>/<value>, probe/<name>,
-# peer/<name>. A variant's name lists what was removed, so it may begin with a dash.
+# peer/<name>, qgemv_mx/<mode>. A variant's name lists what was removed, so it may begin with a dash.
 KERNEL_ID = re.compile(
-    r"[a-z][a-z0-9_]*|(testbed|probe|peer)/[a-z0-9_-]+|cause/[a-z0-9_]+/[a-z0-9_.-]+"
+    r"[a-z][a-z0-9_]*|(testbed|probe|peer|qgemv_mx)/[a-z0-9_-]+|cause/[a-z0-9_]+/[a-z0-9_.-]+"
 )
-#: Kernels of the role `testbed`. Only these can be wrong by design.
-TESTBED_FAMILIES = ("testbed/", "cause/", "probe/")
+#: Kernels of the role `testbed`: the testbed, and the steps and elements of the product's ablation, which are right.
+#: Only kernels of this role can be wrong by design.
+TESTBED_FAMILIES = ("testbed/", "cause/", "probe/", "qgemv_mx/step", "qgemv_mx/-")
 PEER_FAMILY = "peer/"
 
 CellKey = tuple[str, str, str, int, int, int, str]
@@ -310,7 +311,7 @@ def _problem(row: CellRow | CheckRow) -> None:
     if not KERNEL_ID.fullmatch(row.kernel):
         raise CampaignError(
             f"{type(row).__name__}: kernel={row.kernel!r} is no kernel id, such as cublaslt_fp8, testbed/<variant>,"
-            " cause/<experiment>/<value>, probe/<name> or peer/<name>"
+            " cause/<experiment>/<value>, probe/<name>, peer/<name> or qgemv_mx/<mode>"
         )
     for name in ("N", "K", "M"):
         value = getattr(row, name)

@@ -123,8 +123,16 @@ def count_entries(sass: str) -> dict[str, EntryCounts]:
 
     SassError when there is no function or one without instructions: a misread text must never count as nothing.
     """
+    return {
+        entry: EntryCounts(entry, _by_base(code), _main_loop(code))
+        for entry, code in _entries(sass)
+    }
+
+
+def _entries(sass: str) -> list[tuple[str, list[Instruction]]]:
+    """Entry functions with their instructions, less what fills up the end."""
     parts = _FUNCTION.split(sass)
-    found = {}
+    found = []
     for entry, body in zip(parts[1::2], parts[2::2], strict=True):
         code = [
             Instruction(int(a, 16), p or "", op, rest.strip())
@@ -132,10 +140,25 @@ def count_entries(sass: str) -> dict[str, EntryCounts]:
         ]
         if not code:
             raise SassError(f"the disassembly of {entry} has no instruction")
-        code = _without_padding(code)
-        found[entry] = EntryCounts(entry, _by_base(code), _main_loop(code))
+        found.append((entry, _without_padding(code)))
     if not found:
         raise SassError("the disassembly has no function")
+    return found
+
+
+def matrix_loops(sass: str) -> dict[str, list[LoopCounts]]:
+    """The innermost loops with matrix instructions of every entry, fewest instructions on the way round first."""
+    found = {}
+    for entry, code in _entries(sass):
+        flow = _Flow(code)
+        bodies = {
+            head: body
+            for head, body in flow.loops().items()
+            if any(code[i].base in _MATRIX for b in body for i in flow.blocks[b])
+        }
+        inner = [h for h, b in bodies.items() if not any(other < b for other in bodies.values())]
+        counts = [_counts_of(code, flow, head, bodies[head]) for head in inner]
+        found[entry] = sorted(counts, key=lambda loop: loop.path_total)
     return found
 
 
@@ -175,8 +198,12 @@ def _main_loop(code: list[Instruction]) -> LoopCounts | None:
     if not outermost:
         return None
     head = max(outermost, key=lambda h: (flow.size(loops[h]), -h))
-    inside = [code[i] for b in sorted(loops[head]) for i in flow.blocks[b]]
-    path = [code[i] for b in flow.longest_path(head, loops[head]) for i in flow.blocks[b]]
+    return _counts_of(code, flow, head, loops[head])
+
+
+def _counts_of(code: list[Instruction], flow: _Flow, head: int, body: frozenset[int]) -> LoopCounts:
+    inside = [code[i] for b in sorted(body) for i in flow.blocks[b]]
+    path = [code[i] for b in flow.longest_path(head, body) for i in flow.blocks[b]]
     return LoopCounts(inside[0].address, inside[-1].address, _by_base(inside), _by_base(path))
 
 
@@ -354,8 +381,11 @@ def counter_rows(
     place: Mapping[str, Any],
     weights_per_iteration: int | None = None,
     tool_words: str | None = None,
+    rule: str | None = None,
 ) -> list[dict[str, Any]]:
     """Counter rows of an entry. place: shape, N, K, M of the cell that runs it; other keys are refused.
+
+    rule: which loop `counts.loop` is, where it is not the main loop.
 
     Rows of the loop are there only if the entry has a main loop, `loop_instructions_per_64_weights` only if
     `weights_per_iteration` is given too: what is not known is never zero.
@@ -381,7 +411,7 @@ def counter_rows(
             "metric": metric,
             "unit": unit,
             "value": float(value),
-            "tool": f"{words}; {MAIN_LOOP_RULE}" if "loop_" in metric else words,
+            "tool": f"{words}; {rule or MAIN_LOOP_RULE}" if "loop_" in metric else words,
         }
         for metric, unit, value in values
     ]

@@ -21,7 +21,7 @@ CAMPAIGNS = Path("data", "campaigns")
 # What the cubins are made of: the sources, their sidecars and the module that holds the compiler's flags.
 KERNEL_SOURCES = ("qgemm_mx/cuda/*", "qgemm_mx/build.py")
 #: Rungs that a rule measures, with the target that asks for each.
-MEASURED = {"R0": "r0_instrument", "R1": "r1_decomposition"}
+MEASURED = {"R0": "r0_instrument", "R1": "r1_decomposition", "R2": "r2_kernel"}
 POINTERS = ".work"  # <rung>/campaign.json below it names the campaign of a rung
 #: Environment variable in which the main process leaves `asked_rung` to the jobs' own processes.
 ASKED_VARIABLE = "QGEMM_MX_ASKED_RUNG"

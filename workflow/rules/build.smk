@@ -1,7 +1,8 @@
 # From CUDA sources to checked cubins. No GPU, no predictions.
 
-# The testbed is compiled for the device that measures; without one, for the architecture that it was written for.
+# Testbed and product are compiled for the device that measures; without one, for the architecture they were written for.
 TESTBED_ARCHITECTURE = R1.architecture or "sm_90a"
+PRODUCT_ARCHITECTURE = R2.architecture or "sm_90a"
 
 
 rule build:
@@ -61,6 +62,33 @@ rule build_testbed:
         "Compiling the variants of the testbed for {params.architecture} (minutes)"
     script:
         "../scripts/build_testbed.py"
+
+
+# Not part of `build` either: a user of the library compiles at the first use, and only measuring R2 needs it here.
+rule build_product:
+    input:
+        builds=rules.build_cubins.output.builds,
+        cubins=rules.build_cubins.output.cubins,
+        sources=repository_files("kernels/qgemm_mx/cuda/*"),
+    output:
+        builds=f"{WORK}/build_product/builds.json",
+        cubins=directory(f"{WORK}/build_product/{PRODUCT_ARCHITECTURE}"),
+    log:
+        f"{WORK}/logs/build_product.log",
+    benchmark:
+        f"{WORK}/benchmarks/build_product.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+    params:
+        architecture=PRODUCT_ARCHITECTURE,
+        cache=f"{WORK}/cache/cubins",
+        kernels=KERNEL_DIGEST,
+    message:
+        "Compiling the product and its ablation for {params.architecture} (minutes)"
+    script:
+        "../scripts/build_product.py"
 
 
 rule check_sass:

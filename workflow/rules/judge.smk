@@ -2,8 +2,9 @@
 
 # A rung without a campaign has no pointer, but for R0: its pointer then says so.
 POINTERS = [f"{WORK}/r0/campaign.json"]
-if R1.action != "nothing":
-    POINTERS.append(f"{WORK}/r1/campaign.json")
+for rung in ("R1", "R2"):
+    if rung in PLANS and PLANS[rung].action != "nothing":
+        POINTERS.append(f"{WORK}/{rung.lower()}/campaign.json")
 
 
 rule cells:
@@ -82,3 +83,32 @@ rule analysis_r1:
         "Splitting the gap of R1 into causes"
     script:
         "../scripts/analysis_r1.py"
+
+
+# Reads no prediction either: bars were set by the project, and claims about them are judged above.
+rule analysis_r2:
+    input:
+        pointers=POINTERS,
+        campaigns=REPLAYED_FILES,
+        # The asymptotic read bandwidth is of a campaign that measured it.
+        others=repository_files(f"{select.CAMPAIGNS}/[!.]*/campaign.json"),
+        shapes="prereg/shapes.json",
+    output:
+        ablation="reports/r2_ablation.csv",
+        bars="reports/r2_bars.csv",
+        chain="reports/r2_chain.csv",
+        decode="reports/r2_decode.csv",
+    log:
+        f"{WORK}/logs/analysis_r2.log",
+    benchmark:
+        f"{WORK}/benchmarks/analysis_r2.tsv"
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        lab=LAB_DIGEST,
+    message:
+        "Holding the decode kernel of R2 against its bars"
+    script:
+        "../scripts/analysis_r2.py"

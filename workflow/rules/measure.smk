@@ -106,3 +106,56 @@ elif R1.action == "replay":
             "Replaying {params.campaign}"
         script:
             "../scripts/select_r1.py"
+
+
+if R2.action == "measure":
+
+    rule measure_r2:
+        input:
+            without_a_flag,
+            builds=rules.build_product.output.builds,
+            cubins=rules.build_product.output.cubins,
+            protocol="prereg/protocol_r2.json",
+            shapes="prereg/shapes.json",
+        output:
+            pointer=f"{WORK}/r2/campaign.json",
+        log:
+            f"{WORK}/logs/measure_r2.log",
+        benchmark:
+            f"{WORK}/benchmarks/measure_r2.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            gpu=1,
+            mem_mb=32000,
+        params:
+            # Never the same twice, as with R0.
+            request=time.time_ns(),
+            minutes=config["minutes"],
+        message:
+            "Measuring R2 (about 8 minutes on an H200; --config minutes=5 takes a piece, Ctrl-C keeps what was taken)"
+        script:
+            "../scripts/measure_r2.py"
+
+elif R2.action == "replay":
+
+    rule select_r2:
+        input:
+            without_a_flag,
+            campaign=campaign_files(R2),
+        output:
+            pointer=f"{WORK}/r2/campaign.json",
+        log:
+            f"{WORK}/logs/select_r2.log",
+        benchmark:
+            f"{WORK}/benchmarks/select_r2.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=500,
+        params:
+            campaign=R2.campaign,
+        message:
+            "Replaying {params.campaign}"
+        script:
+            "../scripts/select_r2.py"

@@ -38,6 +38,7 @@ rule report:
         figures=rules.figures.output.figures,
         # In the sums that this rule writes last.
         r1=rules.analysis_r1.output,
+        r2=rules.analysis_r2.output,
         accuracy=repository_files("data/accuracy/**/*.json"),
         pointers=POINTERS,
         builds=rules.build_cubins.output.builds,
@@ -71,6 +72,7 @@ rule readme:
         cells=rules.cells.output.cells,
         verdicts=rules.verdicts.output.verdicts,
         r1=rules.analysis_r1.output,
+        r2=rules.analysis_r2.output,
     log:
         f"{WORK}/logs/readme.log",
     conda:

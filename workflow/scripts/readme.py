@@ -11,5 +11,6 @@ with logged(snakemake.log[0]) as log:
         cells=cells.read(snakemake.input.cells),
         verdicts=pd.read_csv(snakemake.input.verdicts),
         r1=readme.r1_tables("reports"),
+        r2=readme.r2_tables("reports"),
     )
     log("changed" if changed else "current already")

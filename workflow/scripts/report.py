@@ -8,6 +8,7 @@ import pandas as pd
 from lab import (
     accuracy,
     analysis_r1,
+    analysis_r2,
     cells,
     pins,
     replay,
@@ -27,7 +28,7 @@ with logged(snakemake.log[0]) as log:
     protocols = [Path(path) for path in snakemake.input.protocols]
     shapes = read_json(snakemake.input.shapes)["shapes"]
     campaigns = replay.chosen_campaigns(snakemake.input.pointers)
-    r1 = analysis_r1.chosen(campaigns)
+    r1, r2 = analysis_r1.chosen(campaigns), analysis_r2.chosen(campaigns)
     report.render(
         snakemake.output.html,
         verdicts=pd.read_csv(snakemake.input.verdicts),
@@ -51,6 +52,7 @@ with logged(snakemake.log[0]) as log:
             "tree_digest": source.tree_digest(Path(".")),
         },
         r1=r1 and analysis_r1.of_folder(r1, shapes, accuracy.newest(Path("data"))),
+        r2=r2 and analysis_r2.of_folder(r2, shapes),
     )
     report_audit.write_sums(Path(snakemake.output.html).parent)
     log(f"{Path(snakemake.output.html).stat().st_size} bytes")

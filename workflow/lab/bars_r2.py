@@ -1,0 +1,336 @@
+"""The bars of the decode kernel (issue 4), each judged over its cells: met, missed or undecided, and where and why.
+
+A bar over the worst of several cells is an `Extreme`: met when each cell is on the right side. A bar of which cells are
+missing is never met. Nothing here is a prediction: the limits were set before the kernel, and claims about them are
+judged elsewhere (`lab.verdicts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lab import profile_r2, statistics
+from lab.arm_times import Point
+from lab.decode_r2 import CHAIN_SHAPE, CHAINED, HEADLINE, KERNEL, Decode, Link, growth
+from lab.decomposition import Constants
+from lab.page import number
+from lab.profile_r2 import Profile
+from lab.statistics import Estimate, Extreme, Quantity, Recorded
+from qgemm_mx.formats import weight_bytes
+
+MS = (1, 2, 4, 8, 16)
+CHAIN_MS = (1, 4, 16)
+LARGE_BYTES = 30e6
+MET, MISSED, UNDECIDED, NOT_RUN = "met", "missed", "undecided", "NOT_RUN"
+FORMATS = ("mxfp4", "nvfp4")
+#: Least speed over FP8 by format: geometric mean, and any one cell.
+OVER_FP8 = {"mxfp4": (1.88, 1.4), "nvfp4": (1.78, 1.35)}
+FLOOR_LARGE, FLOOR_SMALL, M16_OVER_M1, PEERS, CHAIN = 1.20, 1.45, 1.10, 1.0, 1.20
+HOST_US, REGRET, PACK_MS = 10.0, 1.03, 50.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar. direction: "above" or "below" the limit is met. claim: id of the frozen claim about it, or None.
+
+    observed: the number with its 95% interval, None where it was not measured. cells: behind it; missed: of these, on
+    the wrong side by their point estimate. worst: the cell farthest on the wrong side, or nearest to it.
+    """
+
+    id: str
+    text: str
+    format: str | None
+    direction: str
+    limit: float
+    unit: str
+    claim: str | None
+    observed: Quantity | None = None
+    cells: int = 0
+    planned: int = 0
+    missed: int = 0
+    worst: Point | None = None
+    status: str = NOT_RUN
+    reason: str = ""
+    how: str = ""
+
+    @property
+    def off(self) -> float | None:
+        """Observed over the limit, less 1."""
+        return None if self.observed is None else self.observed.value / self.limit - 1
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A cell on the wrong side of a bar. against: the peer of a bar about peers, else empty."""
+
+    bar: Bar
+    format: str
+    point: Point
+    observed: Estimate
+    status: str
+    reason: str
+    against: str = ""
+
+    @property
+    def off(self) -> float:
+        """Observed over the limit, less 1."""
+        return self.observed.value / self.bar.limit - 1
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One cell of a bar."""
+
+    point: Point
+    format: str
+    value: Estimate
+    reason: str
+    against: str = ""
+
+
+def status_of(quantity: Quantity, direction: str, limit: float) -> str:
+    """met or missed where the 95% interval lies wholly on one side, else undecided; a limit reached exactly is met."""
+    low, high = quantity.interval()
+    right, wrong = (low >= limit, high < limit)
+    if direction == "below":
+        right, wrong = (high <= limit, low > limit)
+    return MET if right else MISSED if wrong else UNDECIDED
+
+
+def judge(
+    cells: Sequence[Decode],
+    chain: Sequence[Link],
+    constants: Constants,
+    profiled: Sequence[Profile],
+    shapes: Sequence[Mapping[str, Any]],
+) -> tuple[list[Bar], list[Miss]]:
+    """Every bar in the order of the issue, and every cell that misses one, the worst first within a bar."""
+    everything = len(shapes) * len(MS)
+    by_format = {fmt: [c for c in cells if c.format == fmt and c.point.M in MS] for fmt in FORMATS}
+    found: list[tuple[Bar, list[Miss]]] = []
+    for fmt, own in by_format.items():
+        found.append((_geomean(fmt, own, everything), []))
+        found.append(_over_cells(*_least(fmt, own, profiled), everything))
+    for large in (True, False):
+        for fmt, own in by_format.items():
+            planned = len(MS) * _sized(shapes, fmt, large)
+            found.append(_over_cells(*_floor(fmt, own, profiled, large), planned))
+    for fmt, own in by_format.items():
+        found.append(_over_cells(*_growth(own, fmt, profiled), len(shapes)))
+    for fmt, own in by_format.items():
+        bar, parts = _peers(fmt, own, profiled)
+        names = dict.fromkeys(p.against for p in parts)
+        made, lost = _over_cells(bar, parts, everything * len(names))
+        found.append((replace(made, how="; ".join(filter(None, (made.how, *names)))), lost))
+    found.append(_over_cells(*_chain(chain), len(CHAIN_MS)))
+    found += [(_constant(bar, key, constants), []) for bar, key in _CONSTANTS]
+    return [bar for bar, _ in found], [miss for _, lost in found for miss in lost]
+
+
+#: Bars about one number, and the constant that holds it.
+_CONSTANTS = tuple(
+    (Bar(name, text, None, "below", limit, unit, claim), key)
+    for name, text, limit, unit, claim, key in (
+        (
+            "host", "host time of a plain Python call of linear", HOST_US, "us",
+            "r2.bar.linear_host_overhead_us", "linear_host_overhead_us",
+        ),
+        (
+            "pack", "packing 57344x8192 on the device", PACK_MS, "ms",
+            None, "pack_weight_57344x8192_ms",
+        ),
+        (
+            "regret", "time of the dispatch choice over exhaustive search, geometric mean", REGRET, "ratio",
+            "r2.bar.dispatch_regret", "dispatch_regret",
+        ),
+    )
+)  # fmt: skip
+
+
+def _sized(shapes: Sequence[Mapping[str, Any]], fmt: str, large: bool) -> int:
+    """Number of shapes whose weight in a format has at least, or less than, ``LARGE_BYTES``."""
+    sizes = [weight_bytes(fmt, s["N"], s["K"]) for s in shapes]
+    return sum((size >= LARGE_BYTES) == large for size in sizes)
+
+
+def _least(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tuple[Bar, list[_Part]]:
+    text = "speed over cuBLASLt FP8, the slowest cell"
+    claim = f"r2.bar.gemv_fp8_least.{fmt}"
+    bar = Bar("fp8_least", text, fmt, "above", OVER_FP8[fmt][1], "ratio", claim)
+    return bar, [
+        _Part(c.point, fmt, c.over_fp8, _why(c, profiled, fp8=True))
+        for c in own
+        if c.over_fp8 is not None
+    ]
+
+
+def _floor(
+    fmt: str, own: Sequence[Decode], profiled: Sequence[Profile], large: bool
+) -> tuple[Bar, list[_Part]]:
+    name, limit = ("large", FLOOR_LARGE) if large else ("small", FLOOR_SMALL)
+    size = f"{LARGE_BYTES / 1e6:g} MB or more" if large else f"under {LARGE_BYTES / 1e6:g} MB"
+    text = f"time over the size-matched floor, the slowest cell of a weight of {size}"
+    claim = f"r2.bar.gemv_floor.{name}" if fmt == HEADLINE else None
+    bar = Bar(f"floor_{name}", text, fmt, "below", limit, "ratio", claim)
+    return bar, [
+        _Part(c.point, fmt, c.over_floor, _why(c, profiled))
+        for c in own
+        if c.over_floor is not None and (c.weight_bytes >= LARGE_BYTES) == large
+    ]
+
+
+def _peers(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tuple[Bar, list[_Part]]:
+    text = "speed over every installed peer, the slowest cell"
+    bar = Bar("peers", text, fmt, "above", PEERS, "ratio", f"r2.bar.gemv_peer.{fmt}")
+    return bar, [
+        _Part(c.point, fmt, ratio, _why(c, profiled), name)
+        for c in own
+        for name, ratio in c.peers.items()
+    ]
+
+
+def _over_cells(bar: Bar, parts: Sequence[_Part], planned: int) -> tuple[Bar, list[Miss]]:
+    """A bar over the worst of its cells, and the cells on its wrong side."""
+    if not parts:
+        return replace(bar, planned=planned, reason="no cell of it was measured"), []
+    largest = bar.direction == "below"
+    observed = Extreme(tuple(p.value for p in parts), largest=largest)
+    ranked = sorted(parts, key=lambda p: p.value.value, reverse=largest)
+    sign = 1 if largest else -1
+    wrong = [p for p in ranked if sign * (p.value.value - bar.limit) > 0]
+    status = status_of(observed, bar.direction, bar.limit)
+    how = f"{len(parts)} of {planned} cells"
+    if len(parts) < planned and status == MET:
+        status = UNDECIDED  # a cell that was not measured may miss it
+    made = replace(
+        bar,
+        observed=observed,
+        cells=len(parts),
+        planned=planned,
+        missed=len(wrong),
+        worst=ranked[0].point,
+        status=status,
+        reason=ranked[0].reason if status != MET else "",
+        how=how,
+    )
+    return made, [
+        Miss(
+            made,
+            p.format,
+            p.point,
+            p.value,
+            status_of(p.value, bar.direction, bar.limit),
+            p.reason,
+            p.against,
+        )
+        for p in wrong
+    ]
+
+
+def _geomean(fmt: str, own: Sequence[Decode], planned: int) -> Bar:
+    limit = OVER_FP8[fmt][0]
+    text = "speed over cuBLASLt FP8, geometric mean of all cells"
+    claim = f"r2.bar.gemv_fp8_geomean.{fmt}"
+    bar = Bar("fp8_geomean", text, fmt, "above", limit, "ratio", claim, planned=planned)
+    used = [c for c in own if c.over_fp8 is not None]
+    if not used:
+        return replace(bar, reason="no cell of it was measured")
+    observed = statistics.geomean([c.over_fp8 for c in used])
+    status = status_of(observed, bar.direction, limit)
+    if len(used) < planned and status == MET:
+        status = UNDECIDED
+    worst = min(used, key=lambda c: c.over_fp8.value)
+    return replace(
+        bar,
+        observed=observed,
+        cells=len(used),
+        missed=sum(c.over_fp8.value < limit for c in used),
+        worst=worst.point,
+        status=status,
+        reason=_mean_reason(used, limit) if status != MET else "",
+        how=f"{len(used)} of {planned} cells",
+    )
+
+
+def _mean_reason(used: Sequence[Decode], limit: float) -> str:
+    """How far the floors themselves would reach, and how far the kernel is from them."""
+    reach = [c.reach for c in used if c.reach is not None]
+    if not reach:
+        return "no floor was measured beside these cells"
+    over = statistics.geomean([c.over_floor for c in used if c.over_floor is not None]).value
+    most = statistics.geomean(reach).value
+    word = "more than" if most > limit else "even that is less than"
+    return (
+        f"a kernel at the floor in every cell would reach {number(most)}, {word} {limit:g}; this one takes "
+        f"{number(over)} times the floor (geometric mean)"
+    )
+
+
+def _why(cell: Decode, profiled: Iterable[Profile], fp8: bool = False) -> str:
+    """By rule: how far the floor itself would reach where the bar is about FP8, then what the profiler counted."""
+    parts = []
+    if fp8 and cell.reach is not None:
+        parts.append(f"at its floor it would reach {number(cell.reach.value)}")
+    if fp8 and cell.over_floor is not None:
+        parts.append(f"it takes {number(cell.over_floor.value)} times the floor")
+    p = cell.point
+    near = profile_r2.nearest(profiled, cell.format, p.N, p.K, p.M)
+    return "; ".join([*parts, profile_r2.reason(near)])
+
+
+def _growth(
+    cells: Sequence[Decode], fmt: str, profiled: Sequence[Profile]
+) -> tuple[Bar, list[_Part]]:
+    by_shape = {c.point.shape: c for c in cells if c.format == fmt and c.point.M == 16}
+    parts = [
+        _Part(by_shape[name].point, fmt, ratio, _why(by_shape[name], profiled))
+        for name, ratio in growth(cells, fmt)
+    ]
+    claim = "r2.bar.qgemv_m16_over_m1" if fmt == HEADLINE else None
+    text = "time at M = 16 over time at M = 1, the slowest shape"
+    return Bar("m16_over_m1", text, fmt, "below", M16_OVER_M1, "ratio", claim), parts
+
+
+def _chain(chain: Sequence[Link]) -> tuple[Bar, list[_Part]]:
+    text = "makespan of the decode chain with programmatic launch over bytes / asymptotic bandwidth, the slowest M"
+    bar = Bar("chain", text, HEADLINE, "below", CHAIN, "ratio", "r2.bar.chain_pdl_over_asymptote")
+    parts = []
+    for x in chain:
+        if x.kernel == KERNEL and x.regime == CHAINED and x.over_asymptote is not None:
+            point = Point(CHAIN_SHAPE, 0, 0, x.m, CHAINED)
+            parts.append(_Part(point, HEADLINE, x.over_asymptote, _chain_reason(x, chain)))
+    return bar, parts
+
+
+def _chain_reason(link: Link, chain: Sequence[Link]) -> str:
+    """What the stream of the same bytes takes of the same bound, and what programmatic launch saves."""
+    parts = []
+    for x in chain:
+        if x.kernel != KERNEL and x.m == link.m and x.over_asymptote is not None:
+            parts.append(
+                f"one stream of all the bytes takes {number(x.over_asymptote.value)} of it in {x.regime}"
+            )
+    if link.over_plain is not None:
+        parts.append(
+            f"programmatic launch takes {number(link.over_plain.value)} times plain launches"
+        )
+    return "; ".join(parts) or "neither a stream nor plain launches of the chain were measured"
+
+
+def _constant(bar: Bar, key: str, constants: Constants) -> Bar:
+    """A bar about a constant, with the interval that the constant has."""
+    row = constants.found.get(key)
+    if row is None:
+        return replace(bar, reason=constants.missing.get(key, "not measured"))
+    low, high = row["ci_low"], row["ci_high"]
+    value = row["value"]
+    if low is None or high is None:
+        low = high = value
+    observed = Recorded.of(value, low, high, row["n"], log=low > 0)
+    status = status_of(observed, bar.direction, bar.limit)
+    return replace(bar, observed=observed, status=status, how=row["how"], cells=1, planned=1)
+
+
+__all__ = ["MET", "MISSED", "NOT_RUN", "UNDECIDED", "Bar", "Miss", "judge", "status_of"]

@@ -1,0 +1,20 @@
+"""Write the tables of R2: decode cells, bars, ablation and chain; empty before any campaign of R2."""
+
+from pathlib import Path
+
+from lab import analysis_r2, replay
+from lab.files import read_json, write_text
+from lab.script import logged
+
+with logged(snakemake.log[0]) as log:
+    shapes = read_json(snakemake.input.shapes)["shapes"]
+    folder = analysis_r2.chosen(replay.chosen_campaigns(snakemake.input.pointers))
+    found = folder and analysis_r2.of_folder(folder, shapes)
+    for name, table in analysis_r2.tables(found).items():
+        write_text(Path("reports") / f"{name}.csv", analysis_r2.to_csv(table))
+        log(f"{name}: {len(table)} rows")
+    if found:
+        for bar in found.bars:
+            log(f"{bar.id} {bar.format or ''}: {bar.status}")
+        for name, why in found.constants.missing.items():
+            log(f"{name} is missing: {why}")
