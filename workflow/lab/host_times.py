@@ -115,10 +115,10 @@ class PlainCalls:
 def _torch_missing() -> str | None:
     """Why torch cannot be called with here, or None."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         return str(error)
-    return check_device(Availability(True, None, None)).reason
+    return check_device(Availability(True, torch.__version__, None)).reason
 
 
 def pack_time(bench: Any) -> dict[str, dict[str, Any]]:
