@@ -15,6 +15,7 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
     "testbed": (f"{KERNELS}/testbed*.cu", f"{KERNELS}/testbed.cuh"),
     "qgemv_mx": (
         f"{KERNELS}/qgemv_mx.cu",
+        f"{KERNELS}/qgemv_mx.cuh",
         f"{KERNELS}/qgemv_ablations.cu",
         f"{KERNELS}/pack_gemv.cu",
     ),
