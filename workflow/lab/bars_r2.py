@@ -308,10 +308,10 @@ def _chain_reason(link: Link, chain: Sequence[Link]) -> str:
     """What the stream of the same bytes takes of the same bound, and what programmatic launch saves."""
     parts = []
     for x in chain:
-        if x.kernel != KERNEL and x.m == link.m and x.over_asymptote is not None:
-            parts.append(
-                f"one stream of all the bytes takes {number(x.over_asymptote.value)} of it in {x.regime}"
-            )
+        cold = x.kernel != KERNEL and x.m == link.m and x.regime == HEADLINE
+        if cold and x.over_asymptote is not None:
+            ratio = number(x.over_asymptote.value)
+            parts.append(f"one stream of all the bytes takes {ratio} of it in {x.regime}")
     if link.over_plain is not None:
         parts.append(
             f"programmatic launch takes {number(link.over_plain.value)} times plain launches"
