@@ -13,7 +13,7 @@ from typing import Any
 
 from lab import profile_r2, statistics
 from lab.arm_times import Point
-from lab.decode_r2 import CHAIN_SHAPE, CHAINED, HEADLINE, KERNEL, Decode, Link, growth
+from lab.decode_r2 import CHAIN_SHAPE, CHAINED, COLD, HEADLINE, KERNEL, Decode, Link, growth
 from lab.decomposition import Constants
 from lab.page import number
 from lab.profile_r2 import Profile
@@ -308,7 +308,7 @@ def _chain_reason(link: Link, chain: Sequence[Link]) -> str:
     """What the stream of the same bytes takes of the same bound, and what programmatic launch saves."""
     parts = []
     for x in chain:
-        cold = x.kernel != KERNEL and x.m == link.m and x.regime == HEADLINE
+        cold = x.kernel != KERNEL and x.m == link.m and x.regime == COLD
         if cold and x.over_asymptote is not None:
             ratio = number(x.over_asymptote.value)
             parts.append(f"one stream of all the bytes takes {ratio} of it in {x.regime}")
