@@ -60,9 +60,14 @@ DENSE_BYTES: Mapping[str, int] = MappingProxyType({"bf16": 2, "fp8_e4m3": 1})
 
 def get_format(name: str) -> Format:
     """The 4-bit format called `name`; ValueError lists the known ones otherwise."""
-    if name not in FORMATS:
+    if not _is_key(name, FORMATS):
         raise ValueError(f"format {name!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def _is_key(name: object, table: Mapping[str, object]) -> bool:
+    """Whether a name is in a table; a list is not, where `in` alone would raise that it cannot be hashed."""
+    return isinstance(name, str) and name in table
 
 
 def require_integer(name: str, value: object) -> int:
@@ -91,7 +96,7 @@ def require_shape(name: str, n: int, k: int) -> Format:
 
 def bytes_per_weight(name: str) -> float:
     """Bytes of values and group scales per weight, for the 4-bit and the dense formats."""
-    if name in DENSE_BYTES:
+    if _is_key(name, DENSE_BYTES):
         return float(DENSE_BYTES[name])
     fmt = get_format(name)
     return 0.5 + fmt.scale_dtype.itemsize / fmt.group
@@ -104,7 +109,7 @@ def weight_bytes(name: str, n: int, k: int) -> int:
     ValueError for sizes below 1 or that are no integers, and a K that does not divide into groups.
     """
     n, k = require_integer("N", n), require_integer("K", k)
-    if name in DENSE_BYTES:
+    if _is_key(name, DENSE_BYTES):
         if min(n, k) < 1:
             raise ValueError(f"N={n}, K={k}: neither may be below 1 ({name})")
         return DENSE_BYTES[name] * n * k

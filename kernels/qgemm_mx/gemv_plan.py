@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
+
 from .formats import FORMATS, require_integer
 from .gemv_layout import GemvLayout, gemv_layout
 
@@ -36,6 +38,7 @@ FEW_TILES = 3.0  # an SM: under it sixteen warps of a block share K, from it on 
 TILES_OF_A_WALKER = 3
 SMEM_PER_SM = 233472  # H100 and H200: 228 KiB an SM, of which 1 KiB a block is the system's
 SMEM_OF_SYSTEM = 1024
+SMEM_PER_BLOCK = 232448  # 227 KiB: what one block may have on Hopper, however much an SM has
 BARRIER_BYTES = 8
 OFFSET_LIMIT = 2**32  # the kernel's offsets into a weight have 32 bits
 
@@ -119,9 +122,11 @@ class Problem:
     def of(
         cls, n: int, k: int, m: int, format: str, sm_count: int, smem_per_sm: int = SMEM_PER_SM
     ) -> Problem:
-        """ValueError names a size or a format without a plan."""
+        """ValueError names a size or a format without a plan, and a number that is no integer."""
         layout = gemv_layout(format, n, k)
         tokens = tokens_for(m)
+        sm_count = require_integer("sm_count", sm_count)
+        smem_per_sm = require_integer("smem_per_sm", smem_per_sm)
         if sm_count < 1:
             raise ValueError(f"sm_count={sm_count} is below 1")
         if layout.nbytes >= OFFSET_LIMIT:
@@ -158,7 +163,8 @@ class Problem:
             depth = ASYNC_DEPTH if ring == ASYNC else BULK_DEPTH
         rings = warps * walkers * depth
         ring_bytes = rings * (layout.unit_bytes + (BARRIER_BYTES if ring == BULK else 0))
-        room = self.smem_per_sm // blocks - SMEM_OF_SYSTEM - ring_bytes
+        most_bytes = min(self.smem_per_sm // blocks - SMEM_OF_SYSTEM, SMEM_PER_BLOCK)
+        room = most_bytes - ring_bytes
         most = tiles_per_team + (extra_teams > 0)
         fit = min(most, most_turn_tiles or most)
         while fit and self._sums(ranks, warps, fit) > room:
@@ -216,11 +222,17 @@ def plan_gemv(
 ) -> GemvPlan:
     """The plan of y[M, N] = x[M, K] W[N, K]^T with M in 1..16 on a device of `sm_count` SMs.
 
-    smem_per_sm   bytes of shared memory of an SM
+    smem_per_sm   bytes of shared memory of an SM; a block has SMEM_PER_BLOCK at most
     programmatic  for a dependent launch, which requests its first units before the kernel ahead has ended
 
-    ValueError names a size or a format without a plan. Nothing is measured or looked up here.
+    ValueError names a size or a format without a plan, a number that is no integer, and a programmatic that is
+    neither true nor false. Nothing is measured or looked up here.
     """
+    # By truth, "false" would be a dependent launch.
+    if not isinstance(programmatic, bool | np.bool):
+        raise ValueError(
+            f"programmatic={programmatic!r} is {type(programmatic).__name__}, not True or False"
+        )
     problem = Problem.of(n, k, m, format, sm_count, smem_per_sm)
     found = _programmatic(problem) if programmatic else _choose(problem)
     if found is None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from . import operands
 from .device import Device, LaunchConfig, current_device, device, programmatic_config
-from .formats import FORMATS
+from .formats import FORMATS, get_format
 from .gemv_layout import gemv_layout
 from .gemv_plan import MAX_TOKENS, TOKENS, GemvPlan, plan_gemv, tokens_for
 from .launch import LaunchError
@@ -35,6 +35,7 @@ from .operands import LIBRARIES, as_cupy, library_of, stream_of
 from .packing import PackedWeight
 
 ACTIVATIONS = {"uint16": "bf16", "bfloat16": "bf16", "float16": "fp16"}  # uint16: BF16 bit patterns
+UNQUANTISED = ("float16", "bfloat16", "float32", "float64")  # what a weight is before `quantize`
 X_ALIGNMENT = 16  # bytes of a load of x
 PACK_THREADS = 256
 _BYTES = 2  # of an activation
@@ -325,6 +326,12 @@ def pack_weight(
         if any(v is not None for v in (scales, format, tensor_scale, shard_rows)):
             raise ValueError("a PackedWeight brings its scales and format: give no others")
         return _pack_host(values, stream)
+    dtype = str(getattr(values, "dtype", "")).rpartition(".")[2]
+    if dtype in UNQUANTISED:
+        raise ValueError(
+            f"values is {dtype} {list(values.shape)}, a weight that is not quantised: quantize it first,"
+            " pack_weight(quantize(weight, format)) with weight[N, K] a NumPy array"
+        )
     if scales is None or format is None:
         raise ValueError("pack_weight needs values, scales and format, or a PackedWeight alone")
     library = library_of("values", values)
@@ -505,7 +512,7 @@ def _row_scale(
     format: str, n: int, tensor_scale: Any, shard_rows: tuple[int, ...] | None
 ) -> np.ndarray | None:
     """float32 [N], the tensor scale of each row's shard; None for a format without one."""
-    if format not in FORMATS or not FORMATS[format].has_tensor_scale:
+    if not get_format(format).has_tensor_scale:
         if tensor_scale is not None:
             raise ValueError(f"tensor_scale is given: {format} has no tensor scale")
         return None

@@ -89,10 +89,15 @@ def _find(name: str, array: Any) -> Library:
         return _torch()
     if root == "cupy":
         return _cupy()
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+    given = f"{name} is {type(array).__module__}.{type(array).__name__}"
+    if isinstance(array, np.ndarray):
         raise TypeError(
-            f"{name} is {type(array).__module__}.{type(array).__name__}:"
-            " it must be a device array of CuPy, torch, or anything with DLPack"
+            f"{given}, in the memory of the host: it must lie on a device, as an array of CuPy,"
+            " torch, or anything with DLPack (cupy.asarray copies it there)"
+        )
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(
+            f"{given}: it must be a device array of CuPy, torch, or anything with DLPack"
         )
     cupy = _cupy()
     from cupy import from_dlpack

@@ -1,9 +1,17 @@
 """`qgemm_mx::linear` for torch: an operator that torch.compile and CUDA graphs take, and a module around it.
 
-Importing this module imports torch and registers the operator; the package alone does neither.
+Importing this module imports torch and registers the operator; the package alone does neither. ImportError says so
+where torch is missing.
 """
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    raise ImportError(
+        "qgemm_mx.torch_op needs torch, for the operator qgemm_mx::linear and its module:"
+        " pip install torch (qgemm_mx.linear itself does without)",
+        name="torch",
+    ) from error
 
 from . import gpu_linear
 from .gpu_linear import LinearWeight

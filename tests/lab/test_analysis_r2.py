@@ -11,7 +11,18 @@ import recorded
 import synthetic_r2 as made
 from synthetic_r1 import floor_us
 
-from lab import analysis_r2, audit, bars_r2, profile_r2, records, registry, report_audit, verdicts
+from lab import (
+    analysis_r2,
+    audit,
+    bars_r2,
+    page,
+    profile_r2,
+    records,
+    registry,
+    report_audit,
+    statistics,
+    verdicts,
+)
 from lab.analysis_r2 import CHAIN, HOST, M16_OVER_M1, PACK, REGRET
 from lab.arm_times import Point
 from lab.decode_r2 import Decode, Link
@@ -242,6 +253,51 @@ def test_a_peer_that_is_faster_in_one_cell_is_named():
     assert len(lost) == one.missed == 27 and set(lost["how"]) == {"peer/humming_fp8"}
 
 
+def test_an_undecided_cell_is_not_counted_as_missed_on_either_side_of_the_limit():
+    missed, above, below, met = (
+        from_interval(value, value / width, value * width, n=8, log=True)
+        for value, width in ((1.30, 1.01), (1.21, 1.02), (1.19, 1.02), (1.10, 1.01))
+    )
+    parts = [
+        bars_r2._Part(Point(name, 1, 1, 1, "cold_graph"), "mxfp4", value, "why")
+        for name, value in (("b", below), ("a", above), ("met", met), ("missed", missed))
+    ]
+    empty = bars_r2.Bar("floor_large", "", "mxfp4", "below", 1.2, "ratio", None)
+    one, lost = bars_r2._over_cells(empty, parts, 4)
+    assert (one.status, one.cells, one.missed, one.undecided) == (bars_r2.MISSED, 4, 1, 2)
+    words = [(m.point.shape, m.status) for m in lost]
+    assert words == [("missed", "missed"), ("a", "undecided"), ("b", "undecided")]
+
+
+def test_the_table_of_bars_counts_missed_and_undecided_cells_apart():
+    edge = (
+        1.2 / 1.1 / 1.03
+    )  # at M = 8 this puts the cell on the limit, and noise on both sides of it
+    found = analysed(slow={("mxfp4", "llama70b_qkv", 8): edge}, noise=0.02, blocks=3, chain=False)
+    table = analysis_r2.bar_table(found)
+    assert list(table.columns)[-1] == "undecided"
+    cells = table[table["row"] == "cell"]
+    assert set(cells["status"]) == {"missed", "undecided"}
+    for word in ("missed", "undecided"):
+        assert (cells[word] == (cells["status"] == word)).all()
+    own = table[
+        (table["row"] == "bar") & ~table["bar"].isin(["fp8_geomean", "host", "pack", "regret"])
+    ]
+    for row in own.to_dict("records"):
+        mine = cells[(cells["bar"] == row["bar"]) & (cells["format"] == row["format"])]
+        assert (row["missed"], row["undecided"]) == tuple(mine[["missed", "undecided"]].sum())
+    for b in (b for b in found.bars if b.id == "fp8_geomean"):
+        over = [d.over_fp8 for d in found.decode if d.format == b.format]
+        assert b.missed == sum(e.interval()[1] < b.limit for e in over)
+        assert b.undecided == sum(e.interval()[0] < b.limit <= e.interval()[1] for e in over)
+
+
+def test_a_bar_about_one_number_counts_itself():
+    slow = made.host_constants() | {HOST: made.constant(12.0, "us")}
+    host = bar(analysed(constants=slow, **SMALL), "host")
+    assert (host.status, host.missed, host.undecided) == (bars_r2.MISSED, 1, 0)
+
+
 def test_missing_cells_keep_a_bar_from_being_met():
     found = analysed(**SMALL)
     one = bar(found, "floor_large", "mxfp4")
@@ -270,21 +326,54 @@ def test_the_interval_decides(low, high, direction, word):
 def test_a_missed_mean_says_how_far_the_floors_would_reach():
     found = analysed()
     reason = bar(found, "fp8_geomean", "mxfp4").reason
-    assert "a kernel at the floor in every cell would reach 1.90, more than 1.88" in reason
+    assert reason.startswith("FP8's time over the floor of these bytes is 1.90 in geometric mean: ")
+    assert "a kernel at the floor in every cell would reach that, more than 1.88" in reason
+    over = statistics.geomean([d.over_floor for d in found.decode if d.format == "mxfp4"]).value
+    assert reason.endswith(f"this one takes {page.number(over)} times the floor")
     bare = analysed(without=("stream_read",))
     assert "no floor was measured" in bar(bare, "fp8_geomean", "mxfp4").reason
 
 
-def test_the_chain_bar_says_what_a_stream_takes_of_its_bound():
-    links = [
-        Link("stream_read", 1, "cold_graph", 100, exactly(1.0), exactly(1.04), None),
-        Link("qgemv_mx", 1, "chain_pdl", 100, exactly(1.0), exactly(1.30), exactly(0.9)),
+def links(own: float, gain: float | None, **cold: float) -> list[Link]:
+    """A chain at M = 1 over its bound: dependent launches, and kernels in plain launches."""
+    plain = [Link(k, 1, "cold_graph", 100, exactly(1.0), exactly(x), None) for k, x in cold.items()]
+    paired = None if gain is None else exactly(gain)
+    other = Link("stream_read", 16, "cold_graph", 100, exactly(1.0), exactly(9.0), None)
+    return [
+        *plain,
+        other,
+        Link("qgemv_mx", 1, "chain_pdl", 100, exactly(1.0), exactly(own), paired),
     ]
-    bars, misses = bars_r2.judge([], links, Constants({}, {}), [], made.SHAPES)
-    (one,) = [b for b in bars if b.id == "chain"]
-    assert one.status == bars_r2.MISSED and len(misses) == 1
-    assert "stream of all the bytes takes 1.04 of it in cold_graph" in misses[0].reason
-    assert "programmatic launch takes 0.900 times plain launches" in misses[0].reason
+
+
+REST = ": the rest is what the layers take beyond reading"
+
+
+@pytest.mark.parametrize(
+    ("own", "gain", "end"),
+    [
+        (2.44, 1.02, REST + "; dependent launches take 1.02 times plain ones"),
+        (2.0, 0.935, REST + "; dependent launches save 6.5 % of plain ones"),
+        (2.0, None, REST),
+        (1.07, None, ""),
+    ],
+)
+def test_the_chain_bar_holds_its_launches_against_a_stream_at_the_same_m(own, gain, end):
+    chain = links(own, gain, stream_read=1.08, qgemv_mx=2.39)
+    (part,) = bars_r2._chain(chain)[1]
+    assert part.reason == (
+        "one stream of all the bytes takes 1.08 of the bound, plain launches of the layers 2.39, "
+        f"dependent ones {page.number(own)}{end}"
+    )
+
+
+def test_a_missed_chain_without_stream_or_plain_launches_says_so():
+    for cold in ({"stream_read": 1.04}, {"qgemv_mx": 1.4}):
+        found = bars_r2.judge([], links(1.3, 0.9, **cold), Constants({}, {}), [], made.SHAPES)
+        (one,) = [b for b in found[0] if b.id == "chain"]
+        assert (one.status, one.missed, len(found[1])) == (bars_r2.MISSED, 1, 1)
+        assert found[1][0].reason == one.reason
+        assert one.reason.endswith("were not both measured")
 
 
 def exactly(value: float) -> Estimate:
@@ -307,8 +396,8 @@ STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({}, "latency-bound: warps wait for memory: too few bytes are on their way (9.50"),
-        ({STALLED.format("barrier"): 20.0}, "latency-bound: warps wait at barriers"),
+        ({}, "latency-bound, warps wait for memory: too few bytes are on their way (9.50"),
+        ({STALLED.format("barrier"): 20.0}, "latency-bound, warps wait at barriers"),
         ({STALLED.format("branch"): 20.0}, "warps wait on branch"),
         ({ISSUE: 70.0}, "issue-bound"),
         ({"gpu__time_duration.sum": 4096 * 4096 * 17 / 32 / 3.9e3, ISSUE: 80.0}, "memory-bound"),
@@ -317,15 +406,35 @@ STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
     ],
 )
 def test_the_rule_names_the_first_limit_that_the_counters_show(changes, word):
-    assert profile_r2.reason(call(**changes)).startswith(word) or word in profile_r2.reason(
-        call(**changes)
-    )
+    said = profile_r2.reason(call(**changes), 4096, 4096, 1)
+    assert said.partition(": ")[0] == "in its own profile" and word in said.partition(": ")[2]
+
+
+@pytest.mark.parametrize("place", [(4096, 4096, 2), (8192, 4096, 1), (4096, 8192, 1)])
+def test_a_reason_that_rests_on_another_call_says_so_before_anything_else(place):
+    said = profile_r2.reason(call(), *place)
+    assert said.startswith("in the profiled call, q_o_proj M = 1: latency-bound, ")
+    assert "it reads 0.00220 TB/s under the profiler, 0 % of the asymptote" in said
+
+
+def test_the_reason_of_a_cell_is_that_of_its_own_profile_or_of_the_nearest():
+    found = analysed(slow={("mxfp4", s["name"], 1): 1.5 for s in made.SHAPES}, ms=(1,))
+    said = {
+        m.point.shape: m.reason
+        for m in found.misses
+        if (m.bar.id, m.format) == ("fp8_least", "mxfp4")
+    }
+    assert len(said) == 9
+    own = {p.shape for p in found.profiles if (p.kernel, p.format, p.M) == ("qgemv_mx", "mxfp4", 1)}
+    assert own and {s for s, text in said.items() if "; in its own profile: " in text} == own
+    assert all("; in the profiled call, " in said[s] for s in said.keys() - own)
 
 
 def test_without_stalls_or_counters_the_rule_claims_nothing():
     bare = Profile("qgemv_mx", "mxfp4", "q_o_proj", 4096, 4096, 1, {"gpu__time_duration.sum": 1.0}, None)  # fmt: skip
-    assert profile_r2.reason(bare).startswith("no limit of these counters is reached")
-    assert profile_r2.reason(None) == "not profiled"
+    said = profile_r2.reason(bare, 4096, 4096, 1)
+    assert said == "in its own profile: no limit of these counters is reached"
+    assert profile_r2.reason(None, 4096, 4096, 1) == "not profiled"
     assert (bare.read_tbps, bare.of_asymptote, bare.spills, bare.occupancy) == (None,) * 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -200,10 +201,53 @@ def test_the_bars_stand_with_limit_interval_and_frozen_verdict(part, shown):
 def test_each_missed_cell_has_its_amount_and_the_profilers_reason(part, shown):
     rows = part["misses"]["rows"]
     assert len(rows) == len(shown.found.misses) > 0
-    for row in rows:
-        assert row["r2_off"].startswith("−") and "% of the asymptote" in row["r2_reason"]
-        assert "latency-bound: warps wait for memory" in row["r2_reason"]
-        assert "(profiler, " in row["r2_reason"] and "issue slots 41 %" in row["r2_reason"]
+    by_profile = [row for row in rows if row["r2_shape"] != decode_r2.CHAIN_SHAPE]
+    where = r"(^|; )in (its own profile|the profiled call, \w+ M = \d+): latency-bound, warps wait for memory"
+    for row in by_profile:
+        wrong = row["r2_off"].startswith("−") == row["r2_limit"].startswith("≥")
+        assert wrong or row["r2_status"] == "undecided"
+        said = row["r2_reason"]
+        assert re.search(where, said) and "TB/s under the profiler, " in said
+        assert "% of the asymptote" in said and "issue slots 41 %" in said
+    assert {row["r2_status"] for row in by_profile} == {"missed", "undecided"}
+
+
+def test_missed_and_undecided_cells_are_counted_apart(part, shown):
+    bars = {(b.id, b.format): b for b in shown.found.bars}
+    names = report_r2.words()["bars"]
+    rows = {(r["r2_bar"], r["r2_format"]): r["r2_cells"] for r in part["bars"]["rows"]}
+    for fmt, shown_fmt in (("mxfp4", "MXFP4"), ("nvfp4", "NVFP4")):
+        b = bars["fp8_geomean", fmt]
+        over = [d.over_fp8 for d in shown.found.decode if d.format == fmt]
+        missed = sum(e.interval()[1] < b.limit for e in over)
+        undecided = sum(e.interval()[0] < b.limit <= e.interval()[1] for e in over)
+        assert undecided > 0
+        assert rows[names["fp8_geomean"], shown_fmt] == f"{missed} of 45, {undecided} undecided"
+    assert report_r2.cells_missed(9, 9, 0) == "9 of 9"
+    assert rows[names["host"], page.BLANK] == page.BLANK
+    statuses = [r["r2_status"] for r in part["misses"]["rows"]]
+    assert part["missed_line"].startswith(f"{statuses.count('missed')} cell")
+    assert ("undecided" in part["missed_line"]) == ("undecided" in statuses)
+
+
+def test_the_heading_says_one_cell_and_leaves_out_what_is_none(shown):
+    def line(*statuses: str) -> str:
+        miss = shown.found.misses[0]
+        misses = tuple(dataclasses.replace(miss, status=s) for s in statuses)
+        return report_r2.missed_line(dataclasses.replace(shown.found, misses=misses))
+
+    assert line("missed", "undecided", "missed") == "2 cells missed and 1 undecided"
+    assert line("missed") == "1 cell missed"
+    assert line("undecided") == "0 cells missed and 1 undecided"
+
+
+def test_the_tooltip_of_the_claim_says_which_peer_it_is_about():
+    (label, _, help_) = report_r2.words()["columns"]["r2_verdict"]
+    assert label == "claim" and "nearest to the bar" in help_
+    claims = {c.id: c for c in registry.load_registered(PREREG).claims}
+    claim = judgement.claim_json(claims["r2.bar.gemv_peer.mxfp4"])
+    peers = set(re.findall(r"peer/\w+", json.dumps(claim)))
+    assert peers == set(re.findall(r"peer/\w+", help_)) == {"peer/humming_bf16"}
 
 
 def test_off_by_has_a_sign_and_no_false_precision():

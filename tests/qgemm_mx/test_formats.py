@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -52,6 +53,20 @@ def test_the_registry_is_closed() -> None:
         formats.FORMATS["mxfp6"] = formats.FORMATS["mxfp4"]  # type: ignore[index]
     with pytest.raises(ValueError, match="'mxfp6' is not one of mxfp4, nvfp4"):
         formats.get_format("mxfp6")
+
+
+@pytest.mark.parametrize("name", [["mxfp4"], ["bf16"], {"mxfp4": 1}, None, 4, b"mxfp4"])
+def test_a_format_that_is_no_name_is_refused_as_an_unknown_one(name: object) -> None:
+    says = re.escape(f"format {name!r} is not one of mxfp4, nvfp4")
+    calls = (
+        formats.get_format,
+        formats.bytes_per_weight,
+        lambda name: formats.weight_bytes(name, 8, 128),
+        lambda name: formats.require_shape(name, 8, 128),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=says):
+            call(name)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qgemm_mx import gemv_plan
@@ -16,6 +19,7 @@ from qgemm_mx.gemv_plan import (
     BULK,
     MAX_WARPS,
     SMEM_OF_SYSTEM,
+    SMEM_PER_BLOCK,
     SMEM_PER_SM,
     Problem,
     ablation,
@@ -168,6 +172,60 @@ def test_predicted_ratios_stand_beside_every_step_but_the_first():
 def test_what_has_no_plan_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         plan_gemv(*arguments)
+
+
+CALLS = {
+    "plan_gemv": plan_gemv,
+    "candidates": candidates,
+    "ablation": lambda *problem: ablation("step3", *problem),
+    "the product of an ablation": lambda *problem: ablation("qgemv_mx", *problem),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("name", ["sm_count", "smem_per_sm"])
+@pytest.mark.parametrize("value", [True, np.True_, 132.0, np.float64(132), "132", None, [132]])
+def test_a_number_of_the_device_that_is_no_integer_is_named(call, name, value):
+    device = {"sm_count": 132, "smem_per_sm": SMEM_PER_SM} | {name: value}
+    says = re.escape(f"{name}={value!r} is {type(value).__name__}, not an integer")
+    with pytest.raises(ValueError, match=says):
+        call(4096, 4096, 1, "mxfp4", *device.values())
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_numpy_integers_give_the_plan_of_python_integers(call):
+    plain = call(4096, 4096, 4, "mxfp4", 132, SMEM_PER_SM)
+    typed = call(*np.int32([4096, 4096, 4]), "mxfp4", np.uint8(132), np.int64(SMEM_PER_SM))
+    assert repr(typed) == repr(plain)  # of which a NumPy integer shows its type
+    problem = Problem.of(4096, 4096, 4, "mxfp4", np.uint8(132), np.int64(SMEM_PER_SM))
+    assert (type(problem.sm_count), type(problem.smem_per_sm)) == (int, int)
+
+
+@pytest.mark.parametrize("value", ["false", "", None, 1, 0.0, [True]])
+def test_programmatic_is_true_or_false(value):
+    says = re.escape(f"programmatic={value!r} is {type(value).__name__}, not True or False")
+    with pytest.raises(ValueError, match=says):
+        plan_gemv(4096, 4096, 1, "mxfp4", 132, programmatic=value)
+    for one in (False, True):
+        numpys = plan_gemv(4096, 4096, 1, "mxfp4", 132, programmatic=np.bool(one))
+        assert numpys == plan_gemv(4096, 4096, 1, "mxfp4", 132, programmatic=one)
+
+
+def test_a_block_plans_no_more_than_it_may_have_however_much_an_sm_has():
+    assert SMEM_PER_BLOCK == 227 * 1024 == SMEM_PER_SM - SMEM_OF_SYSTEM
+    shapes = [(57344, 8192), (200_000, 256), (28672, 8192)]  # whose sums would fill more
+    for (n, k), m in product(shapes, (1, 16)):
+        for sm_count in (2, 132):
+            plain = candidates(n, k, m, "mxfp4", sm_count)
+            roomy = candidates(n, k, m, "mxfp4", sm_count, 2**30)
+            assert max(p.shared_bytes for p in roomy) <= SMEM_PER_BLOCK
+            assert roomy[0] == plain[0]  # alone on an SM: nothing to gain from more
+            for programmatic in (False, True):
+                problem = (n, k, m, "mxfp4", sm_count)
+                own = plan_gemv(*problem, programmatic=programmatic)
+                assert plan_gemv(*problem, 2**30, programmatic) == own
+    steps = [ablation(name, 57344, 8192, 16, "mxfp4", 2, 2**30)[2] for name, *_ in ABLATION_STEPS]
+    assert 200_000 < max(p.shared_bytes for p in steps) <= SMEM_PER_BLOCK
 
 
 def test_little_shared_memory_takes_more_turns_before_it_is_refused():

@@ -7,6 +7,7 @@ tested on a device (tests/gpu/test_linear_on_device.py).
 from __future__ import annotations
 
 import ctypes
+import importlib
 import re
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -256,7 +259,8 @@ def test_strided_checkpoints_are_read_where_they_lie(gpu):
         ({"values": Array((40, 192), np.uint8, strides=(100, 1))}, ValueError, "row stride of 100"),
         ({"values": Array((40, 192), np.uint8, strides=(1, 40))}, ValueError, "column stride of 40"),
         ({"scales": Array((40, 12), np.uint8, ordinal=1)}, LaunchError, "scales are on device 1"),
-        ({"values": np.zeros((40, 192), np.uint8)}, TypeError, "values is numpy.ndarray"),
+        ({"format": ["mxfp4"]}, ValueError, r"format \['mxfp4'\] is not one of mxfp4, nvfp4"),
+        ({"values": np.zeros((40, 192), np.uint8)}, TypeError, "values is numpy.ndarray.*must lie on a device"),
     ],
 )  # fmt: skip
 def test_a_weight_that_does_not_fit_is_named(gpu, change, error, message):
@@ -278,6 +282,17 @@ def test_a_tensor_scale_that_does_not_fit_is_named(gpu, scale, rows, message):
     values, scales = Array((40, 192), np.uint8), Array((40, 24), np.uint8)
     with pytest.raises(ValueError, match=message):
         gpu_linear.pack_weight(values, scales, "nvfp4", tensor_scale=scale, shard_rows=rows)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("make", [np.zeros, Array], ids=["host", "device"])
+@pytest.mark.parametrize("more", [{}, {"scales": Array((40, 12), np.uint8), "format": "mxfp4"}])
+def test_a_weight_that_is_not_quantised_is_sent_to_quantize(gpu, dtype, make, more):
+    name = np.dtype(dtype).name
+    says = rf"values is {name} \[40, 384\], .* quantize it first, pack_weight\(quantize\("
+    with pytest.raises(ValueError, match=says):
+        gpu_linear.pack_weight(make((40, 384), dtype), **more)
+    assert not gpu.packed
 
 
 def test_a_packed_weight_takes_no_more(gpu):
@@ -586,8 +601,9 @@ def test_the_arguments_are_those_of_every_entry(name):
         ({"x": Array((2, 384), BF16, strides=(2, 4))}, LaunchError, "column stride of 2 elements"),
         ({"x": Array((2, 384), BF16, strides=(-768, 2))}, LaunchError, "rows overlap or run backwards"),
         ({"x": Array((2, 384), BF16, strides=(0, 2))}, LaunchError, "rows overlap or run backwards"),
-        ({"x": np.zeros((2, 384), BF16)}, TypeError, "x is numpy.ndarray: it must be a device array"),
-        ({"x": [1.0]}, TypeError, "x is builtins.list"),
+        ({"x": np.zeros((2, 384), BF16)}, TypeError, "x is numpy.ndarray, .* it must lie on a device"),
+        ({"out": np.zeros((2, 40), BF16)}, TypeError, "out is numpy.ndarray, .* lie on a device"),
+        ({"x": [1.0]}, TypeError, "x is builtins.list: it must be a device array"),
         ({"out": Array((2, 41), BF16)}, LaunchError, r"out is \[2, 41\], not \[M, N\] = \[2, 40\]"),
         ({"out": Array((2, 40), np.float16)}, LaunchError, "out is float16, x is uint16"),
         ({"out": Array((2, 40), np.float32)}, LaunchError, "out is float32"),
@@ -773,6 +789,13 @@ def test_without_cupy_the_message_says_what_to_install(monkeypatch):
         gpu_linear.pack_weight(quantize(np.ones((8, 64), np.float32), "mxfp4"))
 
 
+def test_without_torch_the_operator_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "qgemm_mx.torch_op", raising=False)
+    with pytest.raises(ImportError, match="torch_op needs torch, for the operator"):
+        importlib.import_module("qgemm_mx.torch_op")
+
+
 def test_without_a_device_the_message_says_so(made_up):
     driver, _ = made_up
 
@@ -810,3 +833,12 @@ def test_importing_the_library_imports_no_gpu_library():
         "assert not {'cupy', 'torch', 'cuda'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=build.CUDA_DIR.parents[1])
+
+
+def test_the_readme_names_the_formats_that_linear_takes():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = " ".join(text.split("## The library\n")[1].split("\n## ")[0].split())
+    names, step = re.findall(r"takes weights in (.*?), with K a multiple of (\d+) and", text)[0]
+    assert tuple(re.findall(r"`(\w+)`", names)) == gemv_layout.GEMV_FORMATS
+    assert int(step) == gemv_layout.K_STEP
+    assert "`LaunchError`, which is a `ValueError`" in text and issubclass(LaunchError, ValueError)

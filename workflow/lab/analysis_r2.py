@@ -340,12 +340,12 @@ def chain_table(found: Analysis) -> pd.DataFrame:
 
 BAR_COLUMNS = (
     "campaign", "row", "bar", "format", "shape", "M", "direction", "limit", "observed", "observed_low", "observed_high",
-    "status", "cells", "missed", "off", "reason", "how",
+    "status", "cells", "missed", "off", "reason", "how", "undecided",
 )  # fmt: skip
 
 
 def bar_table(found: Analysis) -> pd.DataFrame:
-    """One row a bar, then one a cell that misses one: reports/r2_bars.csv."""
+    """One row a bar, then one a cell that misses one or is undecided: reports/r2_bars.csv."""
     rows = []
     for bar in found.bars:
         worst = bar.worst
@@ -354,6 +354,7 @@ def bar_table(found: Analysis) -> pd.DataFrame:
             "shape": worst.shape if worst else "", "M": worst.M if worst else None, "direction": bar.direction,
             "limit": bar.limit, **_three("observed", bar.observed), "status": bar.status, "cells": bar.cells,
             "missed": bar.missed, "off": bar.off, "reason": bar.reason, "how": bar.how,
+            "undecided": bar.undecided,
         }  # fmt: skip
         rows.append(row)
     for miss in found.misses:
@@ -362,12 +363,13 @@ def bar_table(found: Analysis) -> pd.DataFrame:
             {
                 "campaign": found.campaign, "row": "cell", "bar": bar.id, "format": miss.format,
                 "shape": miss.point.shape, "M": miss.point.M, "direction": bar.direction, "limit": bar.limit,
-                **_three("observed", miss.observed), "status": miss.status, "cells": 1, "missed": 1,
+                **_three("observed", miss.observed), "status": miss.status, "cells": 1,
+                "missed": int(miss.status == bars_r2.MISSED), "undecided": int(miss.status == bars_r2.UNDECIDED),
                 "off": miss.off, "reason": miss.reason, "how": miss.against,
             }
         )  # fmt: skip
     frame = pd.DataFrame(rows, columns=list(BAR_COLUMNS))
-    return frame.astype(dict.fromkeys(("M", "cells", "missed"), "Int64"))
+    return frame.astype(dict.fromkeys(("M", "cells", "missed", "undecided"), "Int64"))
 
 
 def to_csv(frame: pd.DataFrame) -> str:

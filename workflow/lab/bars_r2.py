@@ -7,6 +7,7 @@ judged elsewhere (`lab.verdicts`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from lab import profile_r2, statistics
 from lab.arm_times import Point
 from lab.decode_r2 import CHAIN_SHAPE, CHAINED, COLD, HEADLINE, KERNEL, Decode, Link, growth
-from lab.decomposition import Constants
+from lab.decomposition import FLOOR, Constants
 from lab.page import number
 from lab.profile_r2 import Profile
 from lab.statistics import Estimate, Extreme, Quantity, Recorded
@@ -35,8 +36,9 @@ HOST_US, REGRET, PACK_MS = 10.0, 1.03, 50.0
 class Bar:
     """One bar. direction: "above" or "below" the limit is met. claim: id of the frozen claim about it, or None.
 
-    observed: the number with its 95% interval, None where it was not measured. cells: behind it; missed: of these, on
-    the wrong side by their point estimate. worst: the cell farthest on the wrong side, or nearest to it.
+    observed: the number with its 95% interval, None where it was not measured. cells: behind it; missed: of these, with
+    the whole interval on the wrong side; undecided: with an interval on both sides. worst: the cell farthest on the
+    wrong side, or nearest to it.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Bar:
     cells: int = 0
     planned: int = 0
     missed: int = 0
+    undecided: int = 0
     worst: Point | None = None
     status: str = NOT_RUN
     reason: str = ""
@@ -63,7 +66,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Miss:
-    """A cell on the wrong side of a bar. against: the peer of a bar about peers, else empty."""
+    """A cell that misses a bar or is undecided (status). against: the peer of a bar about peers, else empty."""
 
     bar: Bar
     format: str
@@ -106,7 +109,7 @@ def judge(
     profiled: Sequence[Profile],
     shapes: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Bar], list[Miss]]:
-    """Every bar in the order of the issue, and every cell that misses one, the worst first within a bar."""
+    """Every bar in the order of the issue, and every cell that is not met, the worst first within a bar."""
     everything = len(shapes) * len(MS)
     by_format = {fmt: [c for c in cells if c.format == fmt and c.point.M in MS] for fmt in FORMATS}
     found: list[tuple[Bar, list[Miss]]] = []
@@ -192,14 +195,13 @@ def _peers(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tupl
 
 
 def _over_cells(bar: Bar, parts: Sequence[_Part], planned: int) -> tuple[Bar, list[Miss]]:
-    """A bar over the worst of its cells, and the cells on its wrong side."""
+    """A bar over the worst of its cells, and the cells that miss it or are undecided."""
     if not parts:
         return replace(bar, planned=planned, reason="no cell of it was measured"), []
     largest = bar.direction == "below"
     observed = Extreme(tuple(p.value for p in parts), largest=largest)
     ranked = sorted(parts, key=lambda p: p.value.value, reverse=largest)
-    sign = 1 if largest else -1
-    wrong = [p for p in ranked if sign * (p.value.value - bar.limit) > 0]
+    judged = [(p, status_of(p.value, bar.direction, bar.limit)) for p in ranked]
     status = status_of(observed, bar.direction, bar.limit)
     how = f"{len(parts)} of {planned} cells"
     if len(parts) < planned and status == MET:
@@ -209,24 +211,23 @@ def _over_cells(bar: Bar, parts: Sequence[_Part], planned: int) -> tuple[Bar, li
         observed=observed,
         cells=len(parts),
         planned=planned,
-        missed=len(wrong),
+        **_counts(word for _, word in judged),
         worst=ranked[0].point,
         status=status,
         reason=ranked[0].reason if status != MET else "",
         how=how,
     )
     return made, [
-        Miss(
-            made,
-            p.format,
-            p.point,
-            p.value,
-            status_of(p.value, bar.direction, bar.limit),
-            p.reason,
-            p.against,
-        )
-        for p in wrong
+        Miss(made, p.format, p.point, p.value, word, p.reason, p.against)
+        for p, word in judged
+        if word != MET
     ]
+
+
+def _counts(statuses: Iterable[str]) -> dict[str, int]:
+    """How many cells miss a bar, and how many are undecided."""
+    found = Counter(statuses)
+    return {"missed": found[MISSED], "undecided": found[UNDECIDED]}
 
 
 def _geomean(fmt: str, own: Sequence[Decode], planned: int) -> Bar:
@@ -246,7 +247,7 @@ def _geomean(fmt: str, own: Sequence[Decode], planned: int) -> Bar:
         bar,
         observed=observed,
         cells=len(used),
-        missed=sum(c.over_fp8.value < limit for c in used),
+        **_counts(status_of(c.over_fp8, bar.direction, limit) for c in used),
         worst=worst.point,
         status=status,
         reason=_mean_reason(used, limit) if status != MET else "",
@@ -261,10 +262,10 @@ def _mean_reason(used: Sequence[Decode], limit: float) -> str:
         return "no floor was measured beside these cells"
     over = statistics.geomean([c.over_floor for c in used if c.over_floor is not None]).value
     most = statistics.geomean(reach).value
-    word = "more than" if most > limit else "even that is less than"
+    word = "more than" if most > limit else "and even that is less than"
     return (
-        f"a kernel at the floor in every cell would reach {number(most)}, {word} {limit:g}; this one takes "
-        f"{number(over)} times the floor (geometric mean)"
+        f"FP8's time over the floor of these bytes is {number(most)} in geometric mean: a kernel at the floor in every "
+        f"cell would reach that, {word} {limit:g}; this one takes {number(over)} times the floor"
     )
 
 
@@ -277,7 +278,7 @@ def _why(cell: Decode, profiled: Iterable[Profile], fp8: bool = False) -> str:
         parts.append(f"it takes {number(cell.over_floor.value)} times the floor")
     p = cell.point
     near = profile_r2.nearest(profiled, cell.format, p.N, p.K, p.M)
-    return "; ".join([*parts, profile_r2.reason(near)])
+    return "; ".join([*parts, profile_r2.reason(near, p.N, p.K, p.M)])
 
 
 def _growth(
@@ -305,18 +306,30 @@ def _chain(chain: Sequence[Link]) -> tuple[Bar, list[_Part]]:
 
 
 def _chain_reason(link: Link, chain: Sequence[Link]) -> str:
-    """What the stream of the same bytes takes of the same bound, and what programmatic launch saves."""
-    parts = []
-    for x in chain:
-        cold = x.kernel != KERNEL and x.m == link.m and x.regime == COLD
-        if cold and x.over_asymptote is not None:
-            ratio = number(x.over_asymptote.value)
-            parts.append(f"one stream of all the bytes takes {ratio} of it in {x.regime}")
-    if link.over_plain is not None:
-        parts.append(
-            f"programmatic launch takes {number(link.over_plain.value)} times plain launches"
-        )
-    return "; ".join(parts) or "neither a stream nor plain launches of the chain were measured"
+    """What a stream of the bytes and both ways of launching take of the bound, and what dependent launches save."""
+    cold = {
+        x.kernel: x.over_asymptote.value
+        for x in chain
+        if (x.m, x.regime) == (link.m, COLD) and x.over_asymptote is not None
+    }
+    if not {FLOOR, KERNEL} <= cold.keys():
+        return "a stream of its bytes and plain launches of its layers were not both measured"
+    own = link.over_asymptote.value
+    rest = ": the rest is what the layers take beyond reading" if own > cold[FLOOR] else ""
+    return (
+        f"one stream of all the bytes takes {number(cold[FLOOR])} of the bound, plain launches of the layers "
+        f"{number(cold[KERNEL])}, dependent ones {number(own)}{rest}{_gain(link.over_plain)}"
+    )
+
+
+def _gain(over_plain: Estimate | None) -> str:
+    """What dependent launches save or cost."""
+    if over_plain is None:
+        return ""
+    ratio = over_plain.value
+    if ratio < 1:
+        return f"; dependent launches save {number(100 * (1 - ratio), 2)} % of plain ones"
+    return f"; dependent launches take {number(ratio)} times plain ones"
 
 
 def _constant(bar: Bar, key: str, constants: Constants) -> Bar:
@@ -330,7 +343,8 @@ def _constant(bar: Bar, key: str, constants: Constants) -> Bar:
         low = high = value
     observed = Recorded.of(value, low, high, row["n"], log=low > 0)
     status = status_of(observed, bar.direction, bar.limit)
-    return replace(bar, observed=observed, status=status, how=row["how"], cells=1, planned=1)
+    made = replace(bar, observed=observed, status=status, how=row["how"], cells=1, planned=1)
+    return replace(made, **_counts([status]))
 
 
 __all__ = ["MET", "MISSED", "NOT_RUN", "UNDECIDED", "Bar", "Miss", "judge", "status_of"]

@@ -2,7 +2,7 @@
 
 A rule reads a call's counters in a fixed order and names the first limit that it finds; the numbers that decided stand
 in the sentence. Counters come from a pass of their own, so a call that was not profiled is explained by the one nearest
-to it in M and then in size, and the sentence says which.
+to it in M and then in size, and the sentence says so and which.
 """
 
 from __future__ import annotations
@@ -165,12 +165,16 @@ def nearest(found: Iterable[Profile], fmt: str, n: int, k: int, m: int) -> Profi
     return min(own, key=distance, default=None)
 
 
-def reason(profile: Profile | None) -> str:
-    """By rule, what holds the call up: the first limit that its counters show, with the numbers."""
+def reason(profile: Profile | None, n: int, k: int, m: int) -> str:
+    """By rule, what holds the call of (N, K, M) up: the first limit that the counters of a call show, with the numbers.
+
+    The sentence begins with the call that was profiled, since that may be another one.
+    """
     if profile is None:
         return "not profiled"
-    said = [_limit(profile), *_numbers(profile)]
-    return f"{'; '.join(said)} (profiler, {profile.place})"
+    own = (profile.N, profile.K, profile.M) == (n, k, m)
+    where = "in its own profile" if own else f"in the profiled call, {profile.place}"
+    return f"{where}: {'; '.join([_limit(profile), *_numbers(profile)])}"
 
 
 def _limit(p: Profile) -> str:
@@ -180,13 +184,13 @@ def _limit(p: Profile) -> str:
     if again is not None and again > READ_AGAIN:
         return f"it reads {number(again)} times the bytes of the weight"
     if share is not None and share >= MEMORY_BOUND:
-        return "memory-bound: it reads nearly as fast as the device can"
+        return "memory-bound, it reads nearly as fast as the device can"
     if issue is not None and issue >= ISSUE_BOUND:
-        return "issue-bound: the schedulers are busy"
+        return "issue-bound, the schedulers are busy"
     if p.stall is not None:
         name, cycles = p.stall
         waits = WAITS.get(name, f"on {name.replace('_', ' ')}")
-        return f"latency-bound: warps wait {waits} ({number(cycles)} cycles an instruction)"
+        return f"latency-bound, warps wait {waits} ({number(cycles)} cycles an instruction)"
     return "no limit of these counters is reached"
 
 
@@ -194,7 +198,7 @@ def _numbers(p: Profile) -> Sequence[str]:
     parts = []
     if p.read_tbps is not None:
         share = "" if p.of_asymptote is None else f", {100 * p.of_asymptote:.0f} % of the asymptote"
-        parts.append(f"reads {number(p.read_tbps)} TB/s{share}")
+        parts.append(f"it reads {number(p.read_tbps)} TB/s under the profiler{share}")
     if ISSUE in p.values:
         parts.append(f"issue slots {p.values[ISSUE]:.0f} %")
     if WARPS in p.values:

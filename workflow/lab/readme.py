@@ -73,7 +73,7 @@ def blocks(
         "headline": headline(cells),
         "prize": prize(cells),
         "throughput": throughput(r1),
-        "decode": readme_r2.decode(analysis_r2.empty_tables() if r2 is None else r2),
+        "decode": readme_r2.decode(analysis_r2.empty_tables() if r2 is None else r2, cells),
     }
 
 

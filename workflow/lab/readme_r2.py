@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from lab import peer_gaps
 from lab.bars_r2 import MISSED
 from lab.decode_r2 import KERNEL
 from lab.page import BLANK, absent, number, with_interval
-from lab.report_r2 import off_by, words
+from lab.report_r2 import cells_missed, off_by, words
 
 NO_R2 = "No campaign of R2 has been recorded yet."
 #: The tables that the block is made from.
@@ -23,8 +24,11 @@ NAMES = {"mxfp4": "MXFP4", "nvfp4": "NVFP4", "int4_g128": "INT4-g128"}
 UNITS = {"host": " µs", "pack": " ms"}
 
 
-def decode(r2: Mapping[str, pd.DataFrame]) -> str:
-    """The cells at M of SHOWN_M, the bars, and of each missed one the cells, by how much, and the reason."""
+def decode(r2: Mapping[str, pd.DataFrame], every: pd.DataFrame | None = None) -> str:
+    """The cells at M of SHOWN_M, the bars, and of each missed one the cells, by how much, and the reason.
+
+    every: rows of cells.csv, for what an earlier campaign says of the peers.
+    """
     cells, bars = r2["r2_decode"], r2["r2_bars"]
     if cells.empty:
         return NO_R2
@@ -32,7 +36,10 @@ def decode(r2: Mapping[str, pd.DataFrame]) -> str:
         f"`{KERNEL}` in `{cells['campaign'].iloc[0]}`, cold L2, graph replay; times in µs. × FP8: time of cuBLASLt FP8 "
         "over its time; × floor: its time over the floor. The best peer is the fastest kernel of others in MXFP4."
     )
-    return "\n".join([*lines, "", *_cells(cells), "", *_bars(bars), *_misses(bars)])
+    gaps = None if every is None else peer_gaps.gaps(every, cells["campaign"].iloc[0], KERNEL)
+    peers = peer_gaps.sentence(gaps)
+    noted = ["", *wrapped(peers)] if peers else []
+    return "\n".join([*lines, "", *_cells(cells), *noted, "", *_bars(bars), *_misses(bars)])
 
 
 def wrapped(text: str, width: int = LINE) -> list[str]:
@@ -42,7 +49,10 @@ def wrapped(text: str, width: int = LINE) -> list[str]:
 
 HEAD = ("shape", "M", "floor", KERNEL, "FP8", "BF16", "best peer", "× FP8", "× floor")
 HEAD += (f"NVFP4: {KERNEL}", "× FP8", "× floor")
-WHY = "Where a bar is missed (“why” is computed from the floors and the profiler's counters of the worst cell):"
+WHY = (
+    "Where a bar is missed (“why” is computed from the floors and the profiler's counters of the worst cell, or of the "
+    "profiled call nearest to it):"
+)
 
 
 def _cells(cells: pd.DataFrame) -> list[str]:
@@ -97,7 +107,9 @@ def _bars(bars: pd.DataFrame) -> list[str]:
             observed,
             off_by(row["off"]) if observed != "-" else "-",
             row["status"],
-            f"{int(row['missed'])} of {int(row['cells'])}" if several else "",
+            cells_missed(int(row["cells"]), int(row["missed"]), int(row["undecided"]))
+            if several
+            else "",
         ]
         lines.append(f"| {' | '.join(parts)} |")
     return lines
@@ -113,6 +125,7 @@ def _misses(bars: pd.DataFrame) -> list[str]:
         fmt = NAMES.get(row["format"], "") if not absent(row["format"]) else ""
         title = ", ".join(part for part in (names[row["bar"]], fmt) if part)
         own = bars[(bars["row"] == "cell") & (bars["bar"] == row["bar"])]
+        own = own[own["status"] == MISSED]
         own = own[own["format"] == row["format"]] if fmt else own
         cells = [_cell(c) for c in own.to_dict("records")]
         text = f"- **{title}** ({off_by(row['off'])})"

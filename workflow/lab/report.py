@@ -20,7 +20,17 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from lab import baselines, pins, r1_words, report_r1, report_r2, sass, soundness
+from lab import (
+    baselines,
+    decode_r2,
+    peer_gaps,
+    pins,
+    r1_words,
+    report_r1,
+    report_r2,
+    sass,
+    soundness,
+)
 from lab import figures as drawings
 from lab.analysis_r1 import Analysis
 from lab.analysis_r2 import Analysis as AnalysisR2
@@ -111,6 +121,10 @@ def render(
         lambda row, claim: _claim_row(row, claim, words),
     )
     decode = report_r2.section(kit, r2, verdicts, by_id, lambda key: _figure(key, figures))
+    if decode:
+        gaps = peer_gaps.gaps(cells, decode["campaign"], decode_r2.KERNEL)
+        twins = {c["id"]: c for c in ordered}[decode["campaign"]].get("a_a")
+        decode |= {"peers_note": peer_gaps.sentence(gaps), "twins_note": soundness.narrow(twins)}
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     absent_rungs = {name for name, shown in (("r1", part), ("r2", decode)) if not shown}
     text = (

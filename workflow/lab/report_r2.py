@@ -98,6 +98,7 @@ def section(
         "bars": bar_table(kit, said, found, judged),
         "reasons": reasons(said, found),
         "misses": miss_table(kit, said, found),
+        "missed_line": missed_line(found),
         "cells": [cell_table(kit, found, fmt) for fmt in FORMATS],
         "by_m": speed_table(kit, found.speeds, (REGIMES[0],), "Means over the shapes, cold"),
         "regimes": speed_table(kit, found.speeds, REGIMES[1:], "Means in other regimes"),
@@ -212,6 +213,11 @@ def off_by(off: float | None) -> str:
     return f"{'' if said.startswith('-') else '+'}{said} %".replace("-", "−")
 
 
+def cells_missed(cells: int, missed: int, undecided: int) -> str:
+    """`6 of 135, 1 undecided`."""
+    return f"{missed} of {cells}" + (f", {undecided} undecided" if undecided else "")
+
+
 def bar_table(
     kit: Tables, said: Mapping[str, Any], found: Analysis, judged: Mapping[str, str]
 ) -> dict:
@@ -228,7 +234,9 @@ def bar_table(
                 "r2_observed": _interval(bar.observed),
                 "r2_status": bar.status,
                 "r2_verdict": judged.get(bar.claim, BLANK) if bar.claim else BLANK,
-                "r2_cells": f"{bar.missed} of {bar.cells}" if bar.planned > 1 else BLANK,
+                "r2_cells": BLANK
+                if bar.planned < 2
+                else cells_missed(bar.cells, bar.missed, bar.undecided),
                 "r2_worst": f"{worst.shape} M = {worst.M}" if worst else BLANK,
                 "r2_off": off_by(bar.off),
             }
@@ -254,7 +262,7 @@ def reasons(said: Mapping[str, Any], found: Analysis) -> list[dict[str, str]]:
 
 
 def miss_table(kit: Tables, said: Mapping[str, Any], found: Analysis) -> dict:
-    """Every cell on the wrong side of a bar, by how much, and the profiler's reason."""
+    """Every cell that misses a bar or is undecided, by how much, and the profiler's reason."""
     rows = [
         {
             "r2_bar": said["bars"][miss.bar.id],
@@ -272,8 +280,16 @@ def miss_table(kit: Tables, said: Mapping[str, Any], found: Analysis) -> dict:
     ]
     keys = ("r2_bar", "r2_format", "r2_shape", "r2_m", "r2_limit", "r2_observed", "r2_off")
     keys += ("r2_status", "r2_against", "r2_reason")
-    caption = "Cells on the wrong side of a bar, the worst first"
-    return kit.table(keys, rows, caption, "No cell is on the wrong side of a bar.")
+    caption = "Cells that miss a bar or are undecided, the worst first"
+    return kit.table(keys, rows, caption, "Every cell measured meets its bars.")
+
+
+def missed_line(found: Analysis) -> str:
+    """`110 cells missed and 6 undecided`; a cell counts once a bar, and once a peer in a bar about peers."""
+    counts = Counter(miss.status for miss in found.misses)
+    undecided = counts[bars_r2.UNDECIDED]
+    said = f"{count(counts[bars_r2.MISSED], 'cell')} missed"
+    return said + (f" and {undecided} undecided" if undecided else "")
 
 
 # ---- cells -------------------------------------------------------------------------------------------------------
@@ -635,4 +651,7 @@ def _missing(kit: Tables, found: Analysis) -> dict:
     return kit.table(keys, rows, "Numbers that the campaign does not give", "")
 
 
-__all__ = ["ablation_plan", "facts", "figures", "limit_of", "off_by", "section", "style", "words"]
+__all__ = [
+    "ablation_plan", "cells_missed", "facts", "figures", "limit_of", "missed_line", "off_by", "section", "style",
+    "words",
+]  # fmt: skip

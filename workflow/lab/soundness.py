@@ -69,6 +69,17 @@ def _answer(
     return {"question": question, "short": short, "words": words, "table": table, "claim": claim}
 
 
+def narrow(a_a: Mapping | None) -> str:
+    """A sentence where copies of one kernel differ at more points than chance explains; empty otherwise."""
+    if not a_a or a_a["differ"] <= a_a["high"]:
+        return ""
+    return (
+        f"Copies of one kernel (A/A) differ at {a_a['differ']} of {a_a['points']} points, where 95 % intervals leave "
+        f"{a_a['low']} to {a_a['high']}: read the intervals here as somewhat too narrow (the median difference of two "
+        f"copies is {_percent(a_a['median'])})."
+    )
+
+
 def _twin_answer(_: Tables, campaign: Mapping) -> dict | None:
     a_a = campaign.get("a_a")
     if not a_a:
