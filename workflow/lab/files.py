@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,23 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file at once. NaN and infinity are refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_pickle(path: str | Path, value: Any) -> None:
+    """A value for a later rule of the same run, under a temporary name first. Only what this pipeline wrote is read."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(pickle.dumps(value))
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_pickle(path: str | Path) -> Any:
+    """What `write_pickle` wrote in this run."""
+    return pickle.loads(Path(path).read_bytes())
 
 
 def read_json(path: str | Path) -> Any:

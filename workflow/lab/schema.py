@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fastjsonschema
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
@@ -27,8 +29,21 @@ def campaign_schema() -> dict[str, Any]:
 
 
 def campaign_problems(value: Any) -> list[str]:
-    """Where a campaign.json value breaks the schema, one sentence each with the place; empty when nowhere."""
-    return _problems(campaign_schema(), value)
+    """Where a campaign.json value breaks the schema, one sentence each with the place; empty when nowhere.
+
+    A compiled check goes first, several times as fast; what it refuses is asked again of the one that names places.
+    """
+    try:
+        _compiled()(value)
+    except fastjsonschema.JsonSchemaException:
+        return _problems(campaign_schema(), value) or ["the value breaks the schema"]
+    return []
+
+
+@cache
+def _compiled() -> Callable[[Any], Any]:
+    # The compiler resolves references in place: it gets a schema of its own.
+    return fastjsonschema.compile(copy.deepcopy(campaign_schema()), use_default=False)
 
 
 def check_header(header: Mapping[str, Any]) -> None:

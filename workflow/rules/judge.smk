@@ -41,6 +41,8 @@ rule verdicts:
         claims=f"{WORK}/judge/claims.json",
         scores=f"{WORK}/judge/scores.json",
         integrity=f"{WORK}/judge/integrity.json",
+    # The longest of those that wait for nothing: begun last, it would run alone.
+    priority: 10
     log:
         f"{WORK}/logs/verdicts.log",
     benchmark:
@@ -69,6 +71,8 @@ rule analysis_r1:
         experiments="reports/r1_experiments.csv",
         interactions="reports/r1_interactions.csv",
         production="reports/r1_production.csv",
+        # For the rules that draw and print it: to work it out takes seconds each time.
+        found=f"{WORK}/analysis/r1.pickle",
     log:
         f"{WORK}/logs/analysis_r1.log",
     benchmark:
@@ -98,6 +102,7 @@ rule analysis_r2:
         bars="reports/r2_bars.csv",
         chain="reports/r2_chain.csv",
         decode="reports/r2_decode.csv",
+        found=f"{WORK}/analysis/r2.pickle",
     log:
         f"{WORK}/logs/analysis_r2.log",
     benchmark:

@@ -8,6 +8,8 @@ rule figures:
         claims=rules.verdicts.output.claims,
         pointers=POINTERS,
         accuracy=repository_files("data/accuracy/**/*.json"),
+        r1=rules.analysis_r1.output.found,
+        r2=rules.analysis_r2.output.found,
         shapes="prereg/shapes.json",
     output:
         figures=directory("reports/figures"),
@@ -39,6 +41,8 @@ rule report:
         # In the sums that this rule writes last.
         r1=rules.analysis_r1.output,
         r2=rules.analysis_r2.output,
+        r1_found=rules.analysis_r1.output.found,
+        r2_found=rules.analysis_r2.output.found,
         accuracy=repository_files("data/accuracy/**/*.json"),
         pointers=POINTERS,
         builds=rules.build_cubins.output.builds,
@@ -73,6 +77,8 @@ rule readme:
         verdicts=rules.verdicts.output.verdicts,
         r1=rules.analysis_r1.output,
         r2=rules.analysis_r2.output,
+        r1_found=rules.analysis_r1.output.found,
+        r2_found=rules.analysis_r2.output.found,
     log:
         f"{WORK}/logs/readme.log",
     conda:

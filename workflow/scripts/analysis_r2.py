@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from lab import analysis_r2, replay
-from lab.files import read_json, write_text
+from lab.files import read_json, write_pickle, write_text
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
     shapes = read_json(snakemake.input.shapes)["shapes"]
     folder = analysis_r2.chosen(replay.chosen_campaigns(snakemake.input.pointers))
     found = folder and analysis_r2.of_folder(folder, shapes)
+    write_pickle(snakemake.output.found, found)
     for name, table in analysis_r2.tables(found).items():
         write_text(Path("reports") / f"{name}.csv", analysis_r2.to_csv(table))
         log(f"{name}: {len(table)} rows")

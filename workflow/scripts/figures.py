@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab import accuracy, analysis_r1, analysis_r2, cells, figures, replay, report_r1, report_r2
-from lab.files import read_json, write_text
+from lab import accuracy, cells, figures, replay, report_r1, report_r2
+from lab.files import read_json, read_pickle, write_text
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
@@ -23,12 +23,9 @@ with logged(snakemake.log[0]) as log:
         processes=snakemake.threads,
     )
     record = accuracy.newest(Path("data"))
-    r1 = analysis_r1.chosen(campaigns)
-    found = r1 and analysis_r1.of_folder(r1, shapes, record)
     results = accuracy.summarise(accuracy.load(record)) if record else []
-    drawn |= report_r1.figures(found, results)
-    r2 = analysis_r2.chosen(campaigns)
-    drawn |= report_r2.figures(r2 and analysis_r2.of_folder(r2, shapes))
+    drawn |= report_r1.figures(read_pickle(snakemake.input.r1), results)
+    drawn |= report_r2.figures(read_pickle(snakemake.input.r2))
     for name, svg in drawn.items():
         write_text(folder / f"{name}.svg", svg)
         log(name)

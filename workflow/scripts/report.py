@@ -6,9 +6,6 @@ from pathlib import Path
 import pandas as pd
 
 from lab import (
-    accuracy,
-    analysis_r1,
-    analysis_r2,
     cells,
     pins,
     replay,
@@ -18,7 +15,7 @@ from lab import (
     select,
     source,
 )
-from lab.files import read_json
+from lab.files import read_json, read_pickle
 from lab.script import logged
 
 with logged(snakemake.log[0]) as log:
@@ -28,7 +25,6 @@ with logged(snakemake.log[0]) as log:
     protocols = [Path(path) for path in snakemake.input.protocols]
     shapes = read_json(snakemake.input.shapes)["shapes"]
     campaigns = replay.chosen_campaigns(snakemake.input.pointers)
-    r1, r2 = analysis_r1.chosen(campaigns), analysis_r2.chosen(campaigns)
     report.render(
         snakemake.output.html,
         verdicts=pd.read_csv(snakemake.input.verdicts),
@@ -51,8 +47,8 @@ with logged(snakemake.log[0]) as log:
             "kernels_digest": select.kernels_digest("."),
             "tree_digest": source.tree_digest(Path(".")),
         },
-        r1=r1 and analysis_r1.of_folder(r1, shapes, accuracy.newest(Path("data"))),
-        r2=r2 and analysis_r2.of_folder(r2, shapes),
+        r1=read_pickle(snakemake.input.r1_found),
+        r2=read_pickle(snakemake.input.r2_found),
     )
     report_audit.write_sums(Path(snakemake.output.html).parent)
     log(f"{Path(snakemake.output.html).stat().st_size} bytes")
