@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 IMPORT_LIMIT_S = 0.5
 IMPORT = "import time; t = time.perf_counter(); import qgemm_mx; print(time.perf_counter() - t)"
 
@@ -24,6 +26,7 @@ def test_import_of_the_library(repository: Path) -> None:
     assert seconds < IMPORT_LIMIT_S
 
 
+@pytest.mark.alone
 def test_replay_and_no_op(new_checkout) -> None:
     limits_s = {"replay to report": 60, "nothing to do": 10}
     fresh = new_checkout()

@@ -665,10 +665,11 @@ def build_all(
     shapes: Sequence[Mapping],
     bytes_per_weight: Mapping[str, float],
     processes: int = 1,
+    more: Sequence[Callable[[], dict[str, str]]] = (),
 ) -> dict[str, str]:
     """Every figure that the data allow, name -> SVG text; each also as `<name>_narrow` for small screens.
 
-    Drawn by so many `processes`: a figure depends on nothing but its own data.
+    Drawn by so many `processes`: a figure depends on nothing but its own data. `more`: what draws others, name -> SVG.
 
     Names: fig1_latency, fig2_floor, fig4_roofline, forest/<family>/<unit> ("TB/s" as "TB-per-s"). A figure without
     data is left out: the report then shows NOT_RUN in its place.
@@ -712,10 +713,18 @@ def build_all(
             )
     # matplotlib makes so many objects that the collector would walk the campaigns again and again.
     gc.freeze()
+    found: dict[str, str] = {}
     if processes == 1:
-        return {name: draw() for name, draw in draws.items()}
-    with ProcessPoolExecutor(processes) as pool:
-        return dict(zip(draws, pool.map(_drawn, draws.values()), strict=True))
+        found = {name: draw() for name, draw in draws.items()}
+        others = [draw() for draw in more]
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            waiting = [pool.submit(draw) for draw in more]
+            found = dict(zip(draws, pool.map(_drawn, draws.values()), strict=True))
+            others = [one.result() for one in waiting]
+    for other in others:
+        found |= other
+    return found
 
 
 def _drawn(draw: Callable[[], str]) -> str:

@@ -13,6 +13,7 @@ rule cells:
         campaigns=REPLAYED_FILES,
     output:
         cells="reports/cells.csv",
+    priority: 5  # figures wait for it, and not for what is built
     log:
         f"{WORK}/logs/cells.log",
     benchmark:
@@ -73,6 +74,7 @@ rule analysis_r1:
         production="reports/r1_production.csv",
         # For the rules that draw and print it: to work it out takes seconds each time.
         found=f"{WORK}/analysis/r1.pickle",
+    priority: 5  # figures wait for it, and not for what is built
     log:
         f"{WORK}/logs/analysis_r1.log",
     benchmark:
@@ -103,6 +105,7 @@ rule analysis_r2:
         chain="reports/r2_chain.csv",
         decode="reports/r2_decode.csv",
         found=f"{WORK}/analysis/r2.pickle",
+    priority: 5  # figures wait for it, and not for what is built
     log:
         f"{WORK}/logs/analysis_r2.log",
     benchmark:

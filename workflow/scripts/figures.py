@@ -1,5 +1,6 @@
 """Draw every figure that the data allow, one SVG file each (a `/` in a figure's name becomes a folder)."""
 
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,8 @@ with logged(snakemake.log[0]) as log:
     folder.mkdir(parents=True, exist_ok=True)
     shapes = read_json(snakemake.input.shapes)["shapes"]
     campaigns = replay.chosen_campaigns(snakemake.input.pointers)
+    record = accuracy.newest(Path("data"))
+    results = accuracy.summarise(accuracy.load(record)) if record else []
     drawn = figures.build_all(
         cells=cells.read(snakemake.input.cells),
         verdicts=pd.read_csv(snakemake.input.verdicts),
@@ -21,11 +24,11 @@ with logged(snakemake.log[0]) as log:
         shapes=shapes,
         bytes_per_weight=replay.weight_sizes(),
         processes=snakemake.threads,
+        more=[
+            partial(report_r1.figures, read_pickle(snakemake.input.r1), results),
+            partial(report_r2.figures, read_pickle(snakemake.input.r2)),
+        ],
     )
-    record = accuracy.newest(Path("data"))
-    results = accuracy.summarise(accuracy.load(record)) if record else []
-    drawn |= report_r1.figures(read_pickle(snakemake.input.r1), results)
-    drawn |= report_r2.figures(read_pickle(snakemake.input.r2))
     for name, svg in drawn.items():
         write_text(folder / f"{name}.svg", svg)
         log(name)
