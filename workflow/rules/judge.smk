@@ -13,11 +13,11 @@ rule cells:
         campaigns=REPLAYED_FILES,
     output:
         cells="reports/cells.csv",
-    priority: 5  # figures wait for it, and not for what is built
     log:
         f"{WORK}/logs/cells.log",
     benchmark:
         f"{WORK}/benchmarks/cells.tsv"
+    priority: 5  # figures wait for it, and not for what is built
     conda:
         "../../environment.yml"
     resources:
@@ -42,12 +42,12 @@ rule verdicts:
         claims=f"{WORK}/judge/claims.json",
         scores=f"{WORK}/judge/scores.json",
         integrity=f"{WORK}/judge/integrity.json",
-    # The longest of those that wait for nothing: begun last, it would run alone.
-    priority: 10
     log:
         f"{WORK}/logs/verdicts.log",
     benchmark:
         f"{WORK}/benchmarks/verdicts.tsv"
+    # The longest of those that wait for nothing: begun last, it would run alone.
+    priority: 10
     conda:
         "../../environment.yml"
     resources:
@@ -74,11 +74,11 @@ rule analysis_r1:
         production="reports/r1_production.csv",
         # For the rules that draw and print it: to work it out takes seconds each time.
         found=f"{WORK}/analysis/r1.pickle",
-    priority: 5  # figures wait for it, and not for what is built
     log:
         f"{WORK}/logs/analysis_r1.log",
     benchmark:
         f"{WORK}/benchmarks/analysis_r1.tsv"
+    priority: 5  # figures wait for it, and not for what is built
     conda:
         "../../environment.yml"
     resources:
@@ -105,11 +105,11 @@ rule analysis_r2:
         chain="reports/r2_chain.csv",
         decode="reports/r2_decode.csv",
         found=f"{WORK}/analysis/r2.pickle",
-    priority: 5  # figures wait for it, and not for what is built
     log:
         f"{WORK}/logs/analysis_r2.log",
     benchmark:
         f"{WORK}/benchmarks/analysis_r2.tsv"
+    priority: 5  # figures wait for it, and not for what is built
     conda:
         "../../environment.yml"
     resources:
