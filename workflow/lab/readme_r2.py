@@ -137,7 +137,7 @@ def _misses(bars: pd.DataFrame) -> list[str]:
         text += f". Why: {said}" if reason else ""
         first, *rest = wrapped(f"{text}.", LINE - 2)
         lines += [first, *(f"  {line}" for line in rest)]
-    return ["", WHY, "", *lines] if lines else []
+    return ["", *wrapped(WHY), "", *lines] if lines else []
 
 
 def _cell(row: Mapping[str, Any]) -> str:
