@@ -387,6 +387,20 @@ def poisoned_call(stream: Any, y: Any, launch: Callable[[int], None], copy: int)
         launch(copy)
 
 
+def check_chain(chain: Any, copy: int, stage: str) -> list[CheckResult]:
+    """Every layer of a chain against FP64, as `Arm.check`: `before` after one call of it all into poisoned outputs."""
+    if stage == "before":
+        with chain.stream:
+            for layer in chain.layers:
+                layer.y.fill(POISON)
+        chain.launch(copy)
+    chain.stream.synchronize()
+    return [
+        layer.truth(copy).compare(layer.y, f"layer_{index}_{stage}")
+        for index, layer in enumerate(chain.layers)
+    ]
+
+
 @dataclass
 class CublasLtArm:
     """Y = X W^T by cuBLASLt: BF16, or E4M3 with per-tensor scales and BF16 output."""

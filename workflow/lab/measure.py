@@ -240,6 +240,23 @@ def failures(checks: Iterable[CheckRow]) -> list[str]:
     return sorted({f"{c.kernel}/{c.format} {c.shape} {c.name}" for c in checks if not c.passed})
 
 
+def take_probes(
+    partial: PartialCampaign,
+    of: str,
+    take: Callable[[], list[CheckRow]],
+    log: Callable[[str], None],
+) -> None:
+    """The structured probes of `of`, once a campaign: recorded whether they hold or not, and counted in the log."""
+    if PROBES in partial.finished:
+        return
+    with partial.attempt(PROBES) as attempt:
+        checks = take()
+        if wrong := failures(checks):
+            attempt.failed("; ".join(wrong))
+        partial.append_point(PROBES, [], checks)
+    log(f"{of}: {len(checks)} structured probes on the device, {len(wrong)} failed")
+
+
 def measure_point(
     bench: Bench,
     arms: list[Arm],
@@ -498,13 +515,8 @@ def _measure_all(
                 bench.probe["sm_count"],
             )
             partial.add_constants(found)
-    if PROBES not in partial.finished:
-        with partial.attempt(PROBES) as attempt:
-            checks = probe_checks(bench.modules.folder / "reference.cubin")
-            if wrong := failures(checks):
-                attempt.failed("; ".join(wrong))
-            partial.append_point(PROBES, [], checks)
-        log(f"reference kernel: {len(checks)} structured probes on the device, {len(wrong)} failed")
+    reference = bench.modules.folder / "reference.cubin"
+    take_probes(partial, "reference kernel", lambda: probe_checks(reference), log)
     total, done, started, taken = (
         len(shapes) * len(ms),
         len(partial.finished) - 1,

@@ -25,9 +25,10 @@ from lab.campaign import (
 )
 from lab.decomposition import FULL
 from lab.journal import PartialCampaign
-from lab.measure import PROBES, Selection, failures
+from lab.measure import Selection, take_probes
 from lab.operands import WeightCopies, make_weights
 from lab.plan import ArmName, Point
+from lab.rows import CheckRow
 from qgemm_mx.build import BuildRecord
 
 RUNG = "R1"
@@ -114,16 +115,13 @@ def _open(bench: Bench, partial: PartialCampaign, log: Log) -> None:
         with partial.attempt("constants"):
             found = constants.launch_floors(bench.timer, bench.modules, bench.probe["sm_count"])
             partial.add_constants(found)
-    if PROBES not in partial.finished:
+
+    def probes() -> list[CheckRow]:
         from lab.testbed import probe_checks
 
-        with partial.attempt(PROBES) as attempt:
-            checks = probe_checks(bench.modules, bench.stream, bench.probe["sm_count"])
-            wrong = failures(checks)
-            if wrong:
-                attempt.failed("; ".join(wrong))
-            partial.append_point(PROBES, [], checks)
-        log(f"testbed: {len(checks)} structured probes on the device, {len(wrong)} failed")
+        return probe_checks(bench.modules, bench.stream, bench.probe["sm_count"])
+
+    take_probes(partial, "testbed", probes, log)
 
 
 def take_counters(

@@ -14,11 +14,12 @@ from lab.arms import Arm
 from lab.bench import Bench
 from lab.campaign import CHAIN_GROUP, Activations, Budget, ChainPair, Kit, Log, Steps
 from lab.journal import PartialCampaign
-from lab.measure import PROBES, Selection, failures
+from lab.measure import Selection, failures, take_probes
 from lab.operands import make_weights
 from lab.plan import ArmName, Point
 from lab.plan_r2 import PRODUCT, SEARCHED
 from lab.product_arms import Chain, Packed
+from lab.rows import CheckRow
 from qgemm_mx.build import BuildRecord
 
 RUNG = "R2"
@@ -101,16 +102,12 @@ def ablations(protocol: dict[str, Any]) -> list[str]:
 def _open(bench: Bench, partial: PartialCampaign, log: Log) -> None:
     """The product from the recorded cubins; once a campaign its probes, then constants of the device and the host."""
     product_arms.use_cubins(bench.modules.folder)
-    if PROBES not in partial.finished:
-        with partial.attempt(PROBES) as attempt:
-            checks = product_arms.probe_checks(bench.stream, ablations(bench.protocol))
-            calls = host_times.PlainCalls(bench)
-            checks += calls.checks()
-            wrong = failures(checks)
-            if wrong:
-                attempt.failed("; ".join(wrong))
-            partial.append_point(PROBES, [], checks)
-        log(f"product: {len(checks)} structured probes on the device, {len(wrong)} failed")
+
+    def probes() -> list[CheckRow]:
+        checks = product_arms.probe_checks(bench.stream, ablations(bench.protocol))
+        return checks + host_times.PlainCalls(bench).checks()
+
+    take_probes(partial, "product", probes, log)
     if not partial.constants:
         with partial.attempt("constants") as attempt:
             found = _constants(bench)

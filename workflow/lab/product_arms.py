@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.arms import POISON, Truth, pick_fastest, poisoned_call
+from lab.arms import POISON, Truth, check_chain, pick_fastest, poisoned_call
 from lab.operands import WeightCopies
 from lab.plan_r2 import BATCH_INVARIANT, PRODUCT, SEARCHED
 from lab.protocol import tuning_nodes
@@ -285,16 +285,7 @@ class Chain:
 
     def check(self, copy: int, stage: str) -> list[CheckResult]:
         """Every layer against FP64, after one call of the whole chain into poisoned outputs."""
-        if stage == "before":
-            with self.stream:
-                for layer in self.layers:
-                    layer.y.fill(POISON)
-            self.launch(copy)
-        self.stream.synchronize()
-        return [
-            layer.truth(copy).compare(layer.y, f"layer_{index}_{stage}")
-            for index, layer in enumerate(self.layers)
-        ]
+        return check_chain(self, copy, stage)
 
 
 # ---- probes ------------------------------------------------------------------------------------------------------

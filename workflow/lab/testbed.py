@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.arms import POISON, Truth, poisoned_call
+from lab.arms import POISON, Truth, check_chain, poisoned_call
 from lab.decomposition import FACTORS, FULL, NONE, present_factors, variant_name, variants
 from lab.device import function_handle
 from lab.files import write_json
@@ -623,16 +623,7 @@ class ChainArm:
 
     def check(self, copy: int, stage: str) -> list[CheckResult]:
         """Every layer against FP64, after one call of the whole chain into poisoned outputs."""
-        if stage == "before":
-            with self.stream:
-                for layer in self.layers:
-                    layer.y.fill(POISON)
-            self.launch(copy)
-        self.stream.synchronize()
-        return [
-            layer.truth(copy).compare(layer.y, f"layer_{index}_{stage}")
-            for index, layer in enumerate(self.layers)
-        ]
+        return check_chain(self, copy, stage)
 
 
 # ---- probes ------------------------------------------------------------------------------------------------------

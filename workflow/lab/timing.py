@@ -90,33 +90,23 @@ class Timer:
             self._delay_kernel((1,), (1,), (np.uint64(nanoseconds),))
 
     def single_call(self, launch: Callable[[int], None]) -> float:
-        """Microseconds of one queued call with weight copy 1: to screen candidates, never to report.
-
-        As in a leg, a call that the device did not find queued is taken again behind a longer delay: its time would be
-        the host's. LegError where no delay is long enough.
-        """
+        """Microseconds of one queued call with weight copy 1: to screen candidates, never to report."""
         first, _, last = self._events
-        delay_ns = DELAY_NS
-        while delay_ns <= MAX_DELAY_NS:
-            self.delay(delay_ns)
+
+        def enqueue() -> None:
             with self.stream:
                 first.record(self.stream)
                 launch(1)
                 last.record(self.stream)
-            queued_ahead = not first.done
-            last.synchronize()
-            if queued_ahead:
-                return 1000.0 * self._cp.cuda.get_elapsed_time(first, last)
-            delay_ns *= 4
-        raise LegError(f"the host needs more than {MAX_DELAY_NS} ns to queue one call")
+
+        self._queued_ahead(enqueue, "one call")
+        return 1000.0 * self._cp.cuda.get_elapsed_time(first, last)
 
     def graph_leg(self, graph_n: Any, graph_2n: Any, nodes: int, warm: bool) -> Leg:
         """Slope and intercept from one replay of each graph; `warm` replays graph_n once before, untimed (hot)."""
         first, middle, last = self._events
-        delay_ns = DELAY_NS
-        while delay_ns <= MAX_DELAY_NS:
-            start_ns = time.perf_counter_ns()
-            self.delay(delay_ns)
+
+        def enqueue() -> None:
             if warm:
                 graph_n.launch(self.stream)
             first.record(self.stream)
@@ -124,17 +114,31 @@ class Timer:
             middle.record(self.stream)
             graph_2n.launch(self.stream)
             last.record(self.stream)
+
+        start_ns, end_ns = self._queued_ahead(enqueue, f"a leg of {nodes} and {2 * nodes} nodes")
+        t_n = 1000.0 * self._cp.cuda.get_elapsed_time(first, middle)
+        t_2n = 1000.0 * self._cp.cuda.get_elapsed_time(middle, last)
+        return Leg(nodes, t_n, t_2n, (t_2n - t_n) / nodes, 2 * t_n - t_2n, start_ns, end_ns)
+
+    def _queued_ahead(self, enqueue: Callable[[], None], what: str) -> tuple[int, int]:
+        """Enqueue behind a delay, longer each time until the device finds it all queued; start and end on the host.
+
+        `enqueue` records the first and the last event around what is timed. One that the device did not find queued is
+        taken again: its time would be the host's. LegError where no delay is long enough.
+        """
+        first, _, last = self._events
+        delay_ns = DELAY_NS
+        while delay_ns <= MAX_DELAY_NS:
+            start_ns = time.perf_counter_ns()
+            self.delay(delay_ns)
+            enqueue()
             queued_ahead = not first.done
             last.synchronize()
             end_ns = time.perf_counter_ns()
             if queued_ahead:
-                t_n = 1000.0 * self._cp.cuda.get_elapsed_time(first, middle)
-                t_2n = 1000.0 * self._cp.cuda.get_elapsed_time(middle, last)
-                return Leg(nodes, t_n, t_2n, (t_2n - t_n) / nodes, 2 * t_n - t_2n, start_ns, end_ns)
+                return start_ns, end_ns
             delay_ns *= 4
-        raise LegError(
-            f"the host needs more than {MAX_DELAY_NS} ns to queue a leg of {nodes} and {2 * nodes} nodes"
-        )
+        raise LegError(f"the host needs more than {MAX_DELAY_NS} ns to queue {what}")
 
     def loop_leg(self, launch: Callable[[int], None], copies: int, nodes: int) -> Leg:
         """`nodes` calls launched one by one by the host; the time of a call is the span over `nodes`."""
