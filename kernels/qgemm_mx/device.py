@@ -1,4 +1,4 @@
-"""One GPU: its cubins, their entries, and the two driver calls that launch them.
+"""One GPU: its cubins, their entries, and the driver calls that launch them.
 
 Cubins are compiled when a source is first loaded on an architecture and kept in the user's cache folder;
 a call never compiles. CuPy is imported at first use, never with the package.
@@ -57,10 +57,10 @@ class DeviceError(RuntimeError):
 
 
 class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute of cuda.h; its value is a union of 64 bytes, of which one integer is used here."""
+    """CUlaunchAttribute of cuda.h; its value is a union of 64 bytes, of which up to three integers are used here."""
 
     _fields_ = [
-        ("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60),
+        ("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint), ("rest", ctypes.c_uint * 15),
     ]  # fmt: skip
 
 
@@ -76,14 +76,42 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_... of cuda.h
-_PROGRAMMATIC = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
+CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_... of cuda.h
 
 
-def programmatic_config(grid: int, block: tuple[int, int], shared_bytes: int) -> LaunchConfig:
-    """A launch that may begin before the kernel in front of it has ended; the stream is left to be filled in."""
-    attribute = ctypes.pointer(_PROGRAMMATIC)
-    return LaunchConfig(grid, 1, 1, *block, 1, shared_bytes, None, attribute, 1)
+def launch_config(
+    grid: int,
+    block: tuple[int, int],
+    shared_bytes: int,
+    cluster: int = 1,
+    programmatic: bool = False,
+) -> LaunchConfig:
+    """A launch whose stream is left to be filled in.
+
+    cluster       blocks of a cluster
+    programmatic  it may begin before the kernel in front of it has ended
+    """
+    attributes = []
+    if programmatic:
+        attributes.append(LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1))
+    if cluster > 1:
+        attributes.append(LaunchAttribute(CLUSTER_DIMENSION, b"", cluster, (1, 1)))
+    count = len(attributes)
+    attrs = (LaunchAttribute * count)(*attributes) if attributes else None
+    return LaunchConfig(grid, 1, 1, *block, 1, shared_bytes, None, attrs, count)
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap of cuda.h, whose contents are the driver's; it begins at a multiple of TENSOR_MAP_ALIGNMENT."""
+
+    _fields_ = [("opaque", ctypes.c_uint64 * 16)]
+
+
+TENSOR_MAP_ALIGNMENT = (
+    128  # of the header from CUDA 13 on; 64 before, and all that the driver asks for
+)
+# Of cuTensorMapEncodeTiled: BF16, two dimensions; no interleaving, swizzle and L2 of 128 bytes, zeros outside.
+_BF16_2D, _SWIZZLE_128 = (9, 2), (0, 3, 2, 0)
 
 
 class Device:
@@ -123,9 +151,26 @@ class Device:
         finally:
             self._runtime.setDevice(before)
 
-    def enqueue_programmatic(self, config: LaunchConfig, handle: int, arguments: int) -> None:
+    def enqueue_as(self, config: LaunchConfig, handle: int, arguments: int) -> None:
         """cuLaunchKernelEx, which CuPy has not; `arguments` as in `enqueue`. Raises the driver's error."""
-        status = _launch_ex()(ctypes.byref(config), handle, arguments, None)
+        status = _driver("cuLaunchKernelEx")(ctypes.byref(config), handle, arguments, None)
+        if status:
+            raise self._driver.CUDADriverError(status)
+
+    def encode_map(
+        self, at: int, pointer: int, shape: tuple[int, int], stride: int, box: tuple[int, int]
+    ) -> None:
+        """Write the tensor map of a BF16 matrix, whose boxes the copy engine lays down with a swizzle of 128 bytes.
+
+        at       address of a `TensorMap`
+        pointer  of the matrix, a multiple of 16
+        shape, box   columns and rows
+        stride   bytes from row to row, a multiple of 16
+        """
+        status = _driver("cuTensorMapEncodeTiled")(
+            at, *_BF16_2D, pointer, (ctypes.c_uint64 * 2)(*shape), (ctypes.c_uint64 * 1)(stride),
+            (ctypes.c_uint32 * 2)(*box), (ctypes.c_uint32 * 2)(1, 1), *_SWIZZLE_128,
+        )  # fmt: skip
         if status:
             raise self._driver.CUDADriverError(status)
 
@@ -219,9 +264,17 @@ def _cupy() -> Any:
     return cupy
 
 
+_ARGUMENTS = {
+    "cuLaunchKernelEx": [ctypes.c_void_p] * 4,
+    "cuTensorMapEncodeTiled": [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4,
+    ],
+}  # fmt: skip
+
+
 @cache
-def _launch_ex() -> Any:
-    """cuLaunchKernelEx. `ctypes.CDLL` releases the GIL: a full queue makes the driver wait."""
-    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
+def _driver(name: str) -> Any:
+    """A function of the driver. `ctypes.CDLL` releases the GIL: a full queue makes the driver wait."""
+    function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
     return function

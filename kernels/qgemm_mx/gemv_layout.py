@@ -1,4 +1,7 @@
-"""The packed layout of qgemv_mx: the bytes that a thread loads are its fragments of the matrix instruction.
+"""The packed layout of a weight: the bytes that a thread loads are its fragments of the matrix instruction.
+
+One layout serves the decode kernel (qgemv_mx, mma.m16n8k16) and the kernel for more tokens (wgmma m64nNk16,
+whose A fragment is that of mma.m16n8k16 in each of its four warps).
 
 A weight is one run of bytes. Rows go in tiles of 16, K in chunks of 64 and slices of four chunks (the
 last slice has the chunks that are left). Tile by tile, slice by slice, a unit is
@@ -11,12 +14,13 @@ the chunks that the last slice lacks: the kernel's asynchronous copies read four
 those beyond K from what follows, and what follows the last unit has to be memory of the weight.
 
 Values. A lane's 16 bytes are four uint32 words, word s for step s (16 k) of the chunk: the A fragment
-of mma.m16n8k16. A word holds four pairs j of neighbouring k, the even k in the low half word: row g for
-even j, row g + 8 for odd j. Which k a lane owns is free as long as the activations agree, so its k are
-neighbours over a window of 32 k (16 in nvfp4), and one load of x serves the window:
+of the instruction. A word holds four pairs j of neighbouring k, the even k in the low half word: row g for
+even j, row g + 8 for odd j. K stands in the instruction's own order:
 
-    mxfp4, int4  k = 64 chunk + 32 (s // 2) + 8 t + 4 (s % 2) + 2 (j // 2) + {0, 1}
-    nvfp4        k = 64 chunk + 16 s + 4 t + 2 (j // 2) + {0, 1}
+    k = 64 chunk + 16 s + 2 t + 8 (j // 2) + {0, 1}
+
+Any other order would do where the activations follow it, but the activations of wgmma come by TMA, which
+moves pieces of 16 bytes: nothing can be permuted inside them.
 
 int4: pair j is the nibble at bits 4j of each half word.
 
@@ -32,8 +36,16 @@ instructions. `encode` solves this for q. Bits 15, 8, 7, 6 of a half word are th
 
 Scales. Lane group g has an eighth of the block, at g * unit_scale_bytes / 8, in words of four bytes, row
 g then row g + 8: groups 2p and 2p + 1 of the slice as two 8-bit codes each in word p, or group p as one
-BF16. An mxfp4 code is stored as (code + 62) mod 256: as the exponent of an FP32 it is then the scale
-times 2^62, which with activations times 2^64 makes up for the 2^-126 of the elements.
+BF16.
+
+mxfp4: a code is stored as (code + 62) mod 256: as the exponent of an FP32 it is then the scale times 2^62,
+which with activations times 2^64 makes up for the 2^-126 of the elements.
+
+nvfp4: a scale 1.m x 2^E is stored as unsigned E5M3, 8 (E + 22) + m, in which E4M3's subnormals are normal:
+code << 20 as FP32 is the scale times 2^-105, and (code << 4) + 0x7000 as BF16 the scale times 2^119 (with
+the 2^-126 of the elements, all but 2^7). NaN is 255. There is no room for a sign, so it is folded into the
+signs of the elements; and none for a zero in that BF16, so a zero scale is code 0 and the magnitudes of its
+elements are packed as zeros.
 
 Functions take NumPy or CuPy arrays and give back the same kind. They are the oracle of the packing
 kernel (cuda/pack_gemv.cu), which writes the same bytes.
@@ -47,7 +59,7 @@ from typing import Any
 
 import numpy as np
 
-from .formats import FORMATS, require_shape
+from .formats import E4M3_VALUES, FORMATS, require_shape
 from .packing import PackedWeight
 
 GEMV_FORMATS = ("mxfp4", "nvfp4", "int4_g128")
@@ -62,8 +74,24 @@ K_STEP = 32  # K is a multiple of it, and of the scale group
 PAIR_MASK = 0x81C081C0  # e2m1: sign and magnitude of both elements of a pair
 MXFP4_CODE_OFFSET = 62  # added to a scale code, modulo 256
 # Codes from here on leave the range in which a scale can be applied with one multiplication:
-# mxfp4 2^66 and above with NaN; nvfp4 NaN, and everything with a sign.
+# mxfp4 2^66 and above with NaN; nvfp4, without the sign, NaN.
 _FIRST_WIDE = {"mxfp4": 193, "nvfp4": 0x7F}
+_UNSIGNED = {"mxfp4": 0xFF, "nvfp4": 0x7F}  # a scale code without its sign
+E5M3_BIAS = 22
+E5M3_NAN = 255
+
+
+def _e5m3_codes() -> np.ndarray:
+    """uint8 [256]: the E5M3 code of each E4M3 code, whose sign it does not have."""
+    mantissa, exponent = np.frexp(np.abs(E4M3_VALUES))  # 0.5 <= mantissa < 1
+    codes = 8 * (exponent - 1 + E5M3_BIAS) + 16 * mantissa - 8
+    codes = np.where(mantissa == 0, 0, codes)
+    return np.where(np.isnan(codes), E5M3_NAN, codes).astype(np.uint8)
+
+
+E5M3_OF_E4M3 = _e5m3_codes()
+_E4M3_OF_E5M3 = np.zeros(256, np.uint8)
+_E4M3_OF_E5M3[E5M3_OF_E4M3[:128]] = np.arange(128)
 
 
 @dataclass(frozen=True)
@@ -137,7 +165,15 @@ def is_wide(format: str, scales: Any) -> bool:
     scales [N, K/group], codes as in `PackedWeight`. Reads the answer back from a device.
     """
     first = _FIRST_WIDE.get(format)
-    return first is not None and bool((scales >= first).any())
+    return first is not None and bool((scales & _UNSIGNED[format] >= first).any())
+
+
+def code_range(format: str, scales: Any) -> tuple[int, int]:
+    """Least and largest scale code of mxfp4; (255, 0), a range of no codes, for other formats.
+
+    Reads the answer back from a device.
+    """
+    return (int(scales.min()), int(scales.max())) if format == "mxfp4" else (255, 0)
 
 
 def place(words: Any) -> Any:
@@ -168,6 +204,8 @@ def pack(layout: GemvLayout, values: Any, scales: Any) -> Any:
     """uint8 [nbytes] from values uint8 [N, K/2] and scales [N, K/group], as in `PackedWeight`."""
     xp = _module(values)
     _require(layout, values, scales)
+    if layout.format == "nvfp4":
+        values = _folded(values, scales)
     value_bytes = _value_words(layout, values).view(xp.uint8).reshape(layout.tiles, -1)
     scale_bytes = _scale_words(layout, scales).view(xp.uint8)
     scale_bytes = scale_bytes.reshape(layout.tiles, layout.slices, layout.unit_scale_bytes)
@@ -182,7 +220,10 @@ def pack(layout: GemvLayout, values: Any, scales: Any) -> Any:
 
 
 def unpack(layout: GemvLayout, packed: Any) -> tuple[Any, Any]:
-    """Values uint8 [N, K/2] and scales [N, K/group] from the packed bytes: `pack` undone."""
+    """Values uint8 [N, K/2] and scales [N, K/group] from the packed bytes: `pack` undone.
+
+    nvfp4: an equivalent weight, its scales without a sign, and zeros under a zero scale.
+    """
     xp = _module(packed)
     fmt = FORMATS[layout.format]
     if packed.dtype != np.uint8 or packed.shape != (layout.nbytes,):
@@ -196,14 +237,8 @@ def unpack(layout: GemvLayout, packed: Any) -> tuple[Any, Any]:
     scale_bytes = xp.concatenate([rows[:, first:middle] for first, middle, _ in bounds], axis=1)
 
     pairs = _pair_bytes(layout.format, xp.ascontiguousarray(value_bytes).view(xp.uint32))
-    if fmt.group == 16:
-        # tile, chunk, g, t, step, j // 2, row half -> tile, row half, g, chunk, step, t, j // 2
-        pairs = pairs.reshape(layout.tiles, layout.chunks, 8, 4, 4, 2, 2)
-        pairs = pairs.transpose(0, 6, 2, 1, 4, 3, 5)
-    else:
-        # A step is a window and a step of it: .., chunk, window, t, step of it, j // 2
-        pairs = pairs.reshape(layout.tiles, layout.chunks, 8, 4, 2, 2, 2, 2)
-        pairs = pairs.transpose(0, 7, 2, 1, 4, 3, 5, 6)
+    # tile, chunk, g, t, step, j // 2, row half -> tile, row half, g, chunk, step, j // 2, t
+    pairs = pairs.reshape(layout.tiles, layout.chunks, 8, 4, 4, 2, 2).transpose(0, 6, 2, 1, 4, 5, 3)
     values = pairs.reshape(layout.tiles * ROWS, -1)[: layout.n, : layout.k // 2]
 
     scales = xp.ascontiguousarray(scale_bytes).view(fmt.scale_dtype)
@@ -211,7 +246,11 @@ def unpack(layout: GemvLayout, packed: Any) -> tuple[Any, Any]:
     # tile, slice, g, word, row half, group of the word -> tile, row half, g, slice, word, group
     scales = scales.reshape(layout.tiles, layout.slices, LANE_GROUPS, -1, 2, each)
     scales = scales.transpose(0, 4, 2, 1, 3, 5).reshape(layout.tiles * ROWS, -1)
-    scales = scales[: layout.n, : layout.k // fmt.group] - _code_offset(layout.format)
+    scales = scales[: layout.n, : layout.k // fmt.group]
+    if layout.format == "mxfp4":
+        scales = scales - np.uint8(MXFP4_CODE_OFFSET)  # wraps
+    elif layout.format == "nvfp4":
+        scales = xp.asarray(_E4M3_OF_E5M3)[scales]
     return xp.ascontiguousarray(values), xp.ascontiguousarray(scales)
 
 
@@ -240,10 +279,7 @@ class ValuePlace:
 def value_place(layout: GemvLayout, row: Any, k: Any) -> ValuePlace:
     """The fragment map: which lane's word, pair and half holds W[row, k]."""
     chunk, rest = k // CHUNK, k % CHUNK
-    if FORMATS[layout.format].group == 16:
-        step, t, pair_column = rest // 16, rest // 4 % 4, rest // 2 % 2
-    else:
-        step, t, pair_column = 2 * (rest // 32) + rest // 4 % 2, rest // 8 % 4, rest // 2 % 2
+    step, pair_column, t = rest // 16, rest // 8 % 2, rest // 2 % 4
     lane = 4 * (row % 8) + t
     slice_index = chunk // CHUNKS
     offset = (
@@ -283,9 +319,13 @@ def _bit(words: Any, place: int) -> Any:
     return words >> place & np.uint32(0x00010001)
 
 
-def _code_offset(format: str) -> Any:
-    """What packing adds to a scale code, in its dtype, which wraps."""
-    return FORMATS[format].scale_dtype.type(MXFP4_CODE_OFFSET if format == "mxfp4" else 0)
+def _folded(values: Any, scales: Any) -> Any:
+    """nvfp4: values uint8 [N, K/2] that take over the signs and the zeros of their E4M3 scales [N, K/16]."""
+    xp = _module(values)
+    signs = np.uint8(0x88)  # of the two elements of a byte
+    kept = xp.where(scales & 0x7F, np.uint8(0xFF), signs)[..., None]
+    flipped = xp.where(scales & 0x80, signs, np.uint8(0))[..., None]
+    return (values.reshape(*scales.shape, -1) & kept ^ flipped).reshape(values.shape)
 
 
 def _byte_words(format: str) -> np.ndarray:
@@ -321,14 +361,8 @@ def _value_words(layout: GemvLayout, values: Any) -> Any:
     # A byte is a pair: two neighbouring k, the even one in its low nibble.
     pairs = xp.zeros((tiles * ROWS, chunks * CHUNK // 2), xp.uint8)
     pairs[: layout.n, : layout.k // 2] = values
-    # tile, row half, g, chunk, pair of the chunk
-    pairs = pairs.reshape(tiles, 2, 8, chunks, CHUNK // 2)
-    if FORMATS[layout.format].group == 16:
-        pairs = pairs.reshape(tiles, 2, 8, chunks, 4, 4, 2)  # .., step, t, j // 2
-        pairs = pairs.transpose(0, 3, 2, 5, 4, 6, 1)
-    else:
-        pairs = pairs.reshape(tiles, 2, 8, chunks, 2, 4, 2, 2)  # .., window, t, step of it, j // 2
-        pairs = pairs.transpose(0, 3, 2, 5, 4, 6, 7, 1)
+    # tile, row half, g, chunk, step, j // 2, t -> tile, chunk, g, t, step, j // 2, row half
+    pairs = pairs.reshape(tiles, 2, 8, chunks, 4, 2, 4).transpose(0, 3, 2, 6, 4, 5, 1)
     pairs = pairs.reshape(tiles, chunks, ROWS * CHUNK // 8, 4)  # tile, chunk, word, j
     words = xp.zeros(pairs.shape[:3], xp.uint32)
     for j, table in enumerate(_byte_words(layout.format)):
@@ -343,7 +377,10 @@ def _scale_words(layout: GemvLayout, scales: Any) -> Any:
     each = 2 // fmt.scale_dtype.itemsize
     padded = xp.zeros((layout.tiles * ROWS, layout.slices * SLICE // fmt.group), fmt.scale_dtype)
     padded[: layout.n, : layout.k // fmt.group] = scales
-    padded += _code_offset(layout.format)
+    if layout.format == "mxfp4":
+        padded += np.uint8(MXFP4_CODE_OFFSET)  # wraps
+    elif layout.format == "nvfp4":
+        padded = xp.asarray(E5M3_OF_E4M3)[padded]
     padded = padded.reshape(layout.tiles, 2, LANE_GROUPS, layout.slices, -1, each)
     return xp.ascontiguousarray(padded.transpose(0, 3, 2, 4, 1, 5))
 

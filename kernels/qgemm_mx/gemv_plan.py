@@ -79,6 +79,11 @@ class GemvPlan:
     reasons: tuple[str, ...] = ()
 
     @property
+    def most_rows(self) -> int:
+        """M at most."""
+        return self.tokens
+
+    @property
     def grid(self) -> int:
         """Blocks."""
         return self.teams * self.ranks
@@ -310,9 +315,10 @@ def _programmatic(problem: Problem) -> tuple[GemvPlan, tuple[str, ...]] | None:
 
     Measured on a chain of layers: leaving half an SM to the next kernel costs this one more than the next one gains.
     """
-    for warps in problem.cuts(1):
+    cuts = problem.cuts(1)
+    for warps in cuts:
         plan = problem.plan(ASYNC, 1, warps, early=1)
-        if plan is not None and (_turns(plan) == 1 or warps == problem.cuts(1)[-1]):
+        if plan is not None and (_turns(plan) == 1 or warps == cuts[-1]):
             return plan, (
                 "async copies: they start soonest",
                 "1 block: no cluster has to be whole before it starts",

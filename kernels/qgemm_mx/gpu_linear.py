@@ -5,10 +5,14 @@ weight came from, and returns when the packed bytes are complete: any stream may
 `linear` puts its launches on the stream given, or on the current stream of the library of x, and returns
 at once; x, bias and out must be ready on that stream, and nothing else is waited for.
 
-Graph capture. Everything that can be done ahead is done in `pack_weight`: cubins are compiled and loaded,
-plans made, shared memory allowed, arguments laid down. A call allocates nothing but its result, and not even
-that with `out`; so the first call may already be captured (with `out`, or with an allocator that works under
-capture, as torch's).
+Kernels. qgemv_mx takes up to 16 rows of x, and more in launches of 16. qgemm_mx takes all rows of BF16 at once, from
+where that is faster (`gemm_plan.takes_gemm`). FP16, a weight whose scales are far apart (`LinearWeight.matrix`), and
+calls whose bits must not depend on M stay with qgemv_mx.
+
+Graph capture. Everything that can be done ahead is done in `pack_weight`: cubins are compiled and loaded, shared
+memory allowed, and for qgemv_mx plans made and arguments laid down; the first call with an M makes the plan of qgemm_mx
+for it, on the host alone. A call allocates nothing on the device but its result, and not even that with `out`; so the
+first call may already be captured (with `out`, or with an allocator that works under capture, as torch's).
 
 Threads. Any thread may call, with the same weight too: each launch writes its arguments into memory that no
 other launch has at that time.
@@ -16,20 +20,28 @@ other launch has at that time.
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from ctypes import c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from . import operands
-from .device import Device, LaunchConfig, current_device, device, programmatic_config
+from .device import Device, current_device, device
 from .formats import FORMATS, get_format
+from .gemm_launch import MatrixLaunch, operand_range, operand_scale
+from .gemm_plan import GemmPlan, entries, plan_gemm, rounded, takes_gemm
+from .gemv_launch import Launch
 from .gemv_layout import gemv_layout
-from .gemv_plan import MAX_TOKENS, TOKENS, GemvPlan, plan_gemv, tokens_for
+from .gemv_plan import (
+    MAX_TOKENS,
+    SMEM_OF_SYSTEM,
+    SMEM_PER_BLOCK,
+    TOKENS,
+    GemvPlan,
+    plan_gemv,
+    tokens_for,
+)
 from .launch import LaunchError
 from .operands import LIBRARIES, as_cupy, library_of, stream_of
 from .packing import PackedWeight
@@ -39,171 +51,6 @@ UNQUANTISED = ("float16", "bfloat16", "float32", "float64")  # what a weight is 
 X_ALIGNMENT = 16  # bytes of a load of x
 PACK_THREADS = 256
 _BYTES = 2  # of an activation
-
-# The arguments of every entry of qgemv_mx.cu, in order. Those of OF_A_CALL are written by each call, n and k are the
-# weight's, any other is the attribute of the plan that has its name.
-ARGUMENTS = {
-    "weight": c_uint64,
-    "x": c_uint64,
-    "tile_bytes": c_uint32,
-    "walker_stride": c_uint32,
-    "stride": c_uint32,
-    "ring_offset": c_uint32,
-    "tiles_per_team": c_int32,
-    "extra_teams": c_int32,
-    "slices": c_int32,
-    "warps": c_uint8,
-    "depth": c_uint8,
-    "walkers": c_uint8,
-    "early": c_uint8,
-    "y": c_uint64,
-    "y_stride": c_int64,
-    "x_stride": c_int64,
-    "bias": c_uint64,
-    "row_scale": c_uint64,
-    "teams": c_int32,
-    "turn_tiles": c_int32,
-    "k": c_int32,
-    "n": c_int32,
-    "m": c_int32,
-    "wide": c_int32,
-}
-OF_A_CALL = ("weight", "row_scale", "wide", "bias", "x", "y", "m", "x_stride", "y_stride")
-_write = struct.Struct(f"={len(OF_A_CALL)}q").pack_into
-
-
-class _Slot(NamedTuple):
-    """Memory of the arguments of one launch: 8 bytes each, of which the driver reads as many as the type has."""
-
-    values: ctypes.Array
-    addresses: ctypes.Array
-    address: int  # of the addresses: what the driver takes
-    config: LaunchConfig  # of a programmatic launch
-
-
-class Launch:
-    """One entry with all that stays the same from call to call. `Launch.from_plan` makes it, of any plan."""
-
-    def __init__(
-        self,
-        plan: GemvPlan,
-        function: Any,
-        format: str,
-        n: int,
-        k: int,
-        activation: str,
-        device: Device,
-    ):
-        self.plan, self.format, self.n, self.k, self.activation = plan, format, n, k, activation
-        self.function, self.device = function, device  # the function keeps its module loaded
-        self._constants = {
-            name: self._constant(name) for name in ARGUMENTS if name not in OF_A_CALL
-        }
-        shape = (plan.grid, 1, 1, *plan.block, 1, plan.shared_bytes)
-        self._plain = partial(device.enqueue, function.ptr, *shape)
-        self._free = [self._slot()]
-
-    @classmethod
-    def from_plan(
-        cls,
-        plan: GemvPlan,
-        format: str,
-        n: int,
-        k: int,
-        activation: str,
-        device: Device,
-        source: str = "qgemv_mx",
-        entry: str | None = None,
-    ) -> Launch:
-        """The launch of a plan of y[M, N] = x[M, K] W[N, K]^T, loaded and ready.
-
-        activation  bf16 or fp16
-        device      `qgemm_mx.device.device(ordinal)`
-        source      cuda/<source>.cu, whose entries have the ARGUMENTS
-        entry       instead of the plan's own
-
-        LaunchError names an entry that is not there.
-        """
-        entry = plan.entry(format, activation) if entry is None else entry
-        function = device.function(source, entry, plan.shared_bytes)
-        return cls(plan, function, format, n, k, activation, device)
-
-    def __call__(
-        self,
-        weight: LinearWeight,
-        x: int,
-        y: int,
-        m: int,
-        x_stride: int | None = None,
-        y_stride: int | None = None,
-        bias: int = 0,
-        stream: int = 0,
-        programmatic: bool = False,
-    ) -> None:
-        """Launch for m rows of x on the current device. Addresses as integers, strides in elements (None: no gaps).
-
-        LaunchError where the weight or m is not what this was made for. x, y and bias are not looked at: `linear` does
-        that.
-        """
-        made_for, given = (self.format, self.n, self.k), (weight.format, weight.n, weight.k)
-        if made_for != given:
-            raise LaunchError(f"the weight is {given}, the launch is made for {made_for}")
-        if not 1 <= m <= self.plan.tokens:
-            raise LaunchError(f"M={m} is not in 1..{self.plan.tokens}: the launch takes no more")
-        x_stride = self.k if x_stride is None else x_stride
-        y_stride = self.n if y_stride is None else y_stride
-        self.enqueue(weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
-
-    def enqueue(
-        self,
-        weight: LinearWeight,
-        bias: int,
-        x: int,
-        y: int,
-        m: int,
-        x_stride: int,
-        y_stride: int,
-        stream: int,
-        programmatic: bool,
-    ) -> None:
-        """`__call__` without its checks: what every call of `linear` pays."""
-        try:
-            slot = self._free.pop()  # one step, so no two threads get the same
-        except IndexError:  # more threads are in here than ever before
-            slot = self._slot()
-        values, _, arguments, config = slot
-        _write(
-            values, 0,
-            weight.pointer, weight.scale_pointer, weight.wide, bias, x, y, m, x_stride, y_stride,
-        )  # fmt: skip
-        try:
-            if programmatic:
-                config.hStream = stream
-                self.device.enqueue_programmatic(config, self.function.ptr, arguments)
-            else:
-                self._plain(stream, arguments, 0)
-        except RuntimeError:
-            if not self.device.attach():
-                raise
-            # It was this thread's first use of CUDA, and without a context.
-            self.enqueue(weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
-        self._free.append(slot)
-
-    def _constant(self, name: str) -> int:
-        value = getattr(self if name in ("n", "k") else self.plan, name)
-        bits = 8 * ctypes.sizeof(ARGUMENTS[name])
-        least = -(2 ** (bits - 1)) if ARGUMENTS[name](-1).value < 0 else 0
-        if not least <= value < least + 2**bits:
-            raise LaunchError(f"{name}={value} does not fit into the {bits} bits of its argument")
-        return value
-
-    def _slot(self) -> _Slot:
-        names = (*OF_A_CALL, *self._constants)
-        values = (c_int64 * len(names))(*[0] * len(OF_A_CALL), *self._constants.values())
-        place = {name: ctypes.addressof(values) + 8 * i for i, name in enumerate(names)}
-        addresses = (ctypes.c_void_p * len(ARGUMENTS))(*[place[name] for name in ARGUMENTS])
-        config = programmatic_config(self.plan.grid, self.plan.block, self.plan.shared_bytes)
-        return _Slot(values, addresses, ctypes.addressof(addresses), config)
 
 
 @cache
@@ -230,6 +77,43 @@ def _by_rows(
     return {a: tuple(ready[a, t] for t in tokens) for a in set(ACTIVATIONS.values())}
 
 
+class _ByRows(dict):
+    """The launch of qgemm_mx for M rows of BF16, by M; None where `takes_gemm` says no. Made at first use.
+
+    All entries that a plan may name are loaded with the first of a format, so nothing is left to the driver then.
+    """
+
+    def __init__(self, ordinal: int, format: str, n: int, k: int):
+        self._problem, self._gpu = (n, k, format), device(ordinal)
+        self._functions = _matrix_functions(ordinal, format)
+
+    def __missing__(self, m: int) -> MatrixLaunch | None:
+        n, k, format = self._problem
+        self[m] = found = self._made(n, k, m, format) if takes_gemm(n, k, m, format) else None
+        return found
+
+    def _made(self, n: int, k: int, m: int, format: str) -> MatrixLaunch:
+        if (most := rounded(m, format)) != m:
+            return self[most]
+        plan = plan_gemm(n, k, m, format, self._gpu.sm_count, self._gpu.smem_per_sm)
+        function = self._functions[plan.entry(format, "bf16")]
+        return MatrixLaunch(plan, function, format, n, k, "bf16", self._gpu)
+
+
+@cache
+def _matrix_functions(ordinal: int, format: str) -> dict[str, Any]:
+    """Every entry of qgemm_mx for a format, loaded, with leave to use all the shared memory that a block may have."""
+    gpu = device(ordinal)
+    most = min(gpu.smem_per_sm - SMEM_OF_SYSTEM, SMEM_PER_BLOCK)
+    return {entry: gpu.function(MatrixLaunch.SOURCE, entry, most) for entry in entries(format)}
+
+
+@cache
+def matrix_launches(ordinal: int, format: str, n: int, k: int) -> dict[int, MatrixLaunch | None]:
+    """By M, the launch of qgemm_mx for W[N, K] on a device, or None for an M that qgemv_mx keeps."""
+    return _ByRows(ordinal, format, n, k)
+
+
 @dataclass(frozen=True, eq=False)
 class LinearWeight:
     """A weight W[N, K] packed for the device it lies on. `pack_weight` makes it.
@@ -238,8 +122,11 @@ class LinearWeight:
     row_scale  float32 [N], the tensor scale of each row's shard (nvfp4), else None
     wide       whether a scale is outside the common range, see `gemv_layout.is_wide`
     device     ordinal
+    shift, matrix   power of two that the operands of qgemm_mx lack, and whether that kernel may take the weight: see
+               `gemm_launch.operand_range`
     pointer, scale_pointer   addresses of data and row_scale, for a launch
-    launches   of the weight, by (bf16 or fp16, tokens); made with the first weight of a shape
+    launches   of qgemv_mx, by (bf16 or fp16, tokens); made with the first weight of a shape
+    matrix_by_rows  launches of qgemm_mx by M, None for those that qgemv_mx takes
     """
 
     format: str
@@ -249,11 +136,15 @@ class LinearWeight:
     row_scale: Any
     wide: bool
     device: int
+    shift: int = 0
+    matrix: bool = False
     pointer: int = field(init=False, repr=False)
     scale_pointer: int = field(init=False, repr=False)
     launches: dict = field(init=False, repr=False)
     by_rows: dict = field(init=False, repr=False)
     programmatic_by_rows: dict = field(init=False, repr=False)
+    matrix_by_rows: dict = field(init=False, repr=False)
+    operand_scale: tuple[int, float] = field(init=False, repr=False)
     gpu: Device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -285,6 +176,8 @@ class LinearWeight:
             "launches": launches(*problem, False),  # as `_by_rows` asks: once made, kept
             "by_rows": _by_rows(*problem, False),
             "programmatic_by_rows": _by_rows(*problem, True),
+            "matrix_by_rows": matrix_launches(*problem) if self.matrix else {},
+            "operand_scale": operand_scale(self.format, self.shift),
             "gpu": device(self.device),
         }
         for name, value in found.items():
@@ -295,8 +188,10 @@ class LinearWeight:
         """Bytes that a call reads of the weight."""
         return gemv_layout(self.format, self.n, self.k).nbytes
 
-    def plan(self, m: int, batch_invariant: bool = False) -> GemvPlan:
-        """The plan of a launch of M tokens, with its reasons."""
+    def plan(self, m: int, batch_invariant: bool = False) -> GemvPlan | GemmPlan:
+        """The plan of a call with M rows of BF16, with its reasons; of qgemv_mx, that of a launch of at most 16."""
+        if self.matrix and not batch_invariant and (launch := self.matrix_by_rows[m]) is not None:
+            return launch.plan
         tokens = MAX_TOKENS if batch_invariant else tokens_for(m)
         return self.launches["bf16", tokens].plan
 
@@ -375,15 +270,18 @@ def _pack(
     gpu = device(ordinal)
     function = gpu.function("pack_gemv", f"pack_gemv_{format}")
     with gpu.on(stream):
-        data, wide = gpu.empty(layout.nbytes, np.uint8), gpu.zeros(1, np.int32)
+        data = gpu.empty(layout.nbytes, np.uint8)
+        status = gpu.upload(np.array([0, 0, 255], np.int32))  # wide, largest code, least code
         arguments = (
-            values, scales, data, wide,
+            values, scales, data, status,
             np.int32(n), np.int32(k), np.int64(value_stride), np.int64(scale_stride),
         )  # fmt: skip
         function((-(-layout.nbytes // 4 // PACK_THREADS),), (PACK_THREADS,), arguments)
         row_scale = None if row_scale is None else gpu.upload(row_scale)
-        is_wide = bool(gpu.download(wide)[0])  # waits: the weight is complete for every stream
-    return LinearWeight(format, n, k, data, row_scale, is_wide, ordinal)
+        # Waits: the weight is complete for every stream.
+        wide, largest, least = (int(found) for found in gpu.download(status))
+    shift, matrix = operand_range(format, least, largest)
+    return LinearWeight(format, n, k, data, row_scale, bool(wide), ordinal, shift, matrix)
 
 
 def linear(
@@ -402,15 +300,15 @@ def linear(
     out     [M, N] of the type of x, rows may be strided; without it a new array of the library of x
     bias    [N] of the type of x, contiguous
     stream  CUDA stream (CuPy, torch, address); see the module's text
-    batch_invariant  the bits of a row then do not depend on M or on its place: every launch uses the entry for
-            16 tokens and one plan
+    batch_invariant  the bits of a row then do not depend on M or on its place: every launch uses the entry of qgemv_mx
+            for 16 tokens and one plan
     programmatic  dependent launch: the kernel may start, and read its weight, while the one in front of it on the
             stream still drains; it touches x, bias and out only after that one has ended. For a chain of layers, whose
             weights then stream without a gap. What is in front must not write the weight (`pack_weight` has waited).
             Under capture it becomes a programmatic edge of the graph
 
-    M = 0 gives an empty result without a launch. M > 16 is cut into launches of 16 rows. LaunchError names the
-    object, the value and the limit for a wrong type, shape, stride, alignment or device.
+    M = 0 gives an empty result without a launch. LaunchError names the object, the value and the limit for a wrong
+    type, shape, stride, alignment or device.
     """
     library = LIBRARIES.get(type(x)) or library_of("x", x)
     x_at, shape, strides, dtype, x_device = library.read(x)
@@ -446,6 +344,11 @@ def linear(
         with gpu.made_current():
             linear(x, w, out, bias, stream, batch_invariant, programmatic)
         return out
+    if w.matrix and not batch_invariant and activation == "bf16":
+        launch = w.matrix_by_rows[m]
+        if launch is not None:
+            launch.enqueue(w, bias_at, x_at, y_at, m, x_stride, y_stride, stream, programmatic)
+            return out
     while m > MAX_TOKENS:
         by_rows[MAX_TOKENS].enqueue(
             w, bias_at, x_at, y_at, MAX_TOKENS, x_stride, y_stride, stream, programmatic

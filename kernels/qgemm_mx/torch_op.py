@@ -29,15 +29,17 @@ def linear(
     n: int,
     k: int,
     wide: bool,
+    shift: int,
+    matrix: bool,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """x W^T + bias, [M, N] of the type of x [M, K]; the rest are the fields of a `LinearWeight`."""
-    weight = LinearWeight(format, n, k, data, row_scale, wide, x.get_device())
+    weight = LinearWeight(format, n, k, data, row_scale, wide, x.get_device(), shift, matrix)
     return gpu_linear.linear(x, weight, bias=bias, batch_invariant=batch_invariant)
 
 
 @linear.register_fake
-def _(x, data, row_scale, bias, format, n, k, wide, batch_invariant=False):
+def _(x, data, row_scale, bias, format, n, k, wide, shift, matrix, batch_invariant=False):
     torch._check(x.dim() == 2, lambda: f"x has {x.dim()} dimensions, not [M, K={k}]")
     torch._check(x.shape[1] == k, lambda: f"x has K={x.shape[1]}, the weight K={k}")
     return x.new_empty((x.shape[0], n))
@@ -51,6 +53,7 @@ class Linear(torch.nn.Module):
     ):
         super().__init__()
         self.format, self.n, self.k, self.wide = weight.format, weight.n, weight.k, weight.wide
+        self.shift, self.matrix = weight.shift, weight.matrix
         self.batch_invariant = batch_invariant
         self.register_buffer("data", _tensor(weight.data))
         self.register_buffer("row_scale", _tensor(weight.row_scale))
@@ -61,7 +64,7 @@ class Linear(torch.nn.Module):
         rows = x.reshape(-1, self.k)
         y = linear(
             rows, self.data, self.row_scale, self.bias,
-            self.format, self.n, self.k, self.wide, self.batch_invariant,
+            self.format, self.n, self.k, self.wide, self.shift, self.matrix, self.batch_invariant,
         )  # fmt: skip
         return y.view(*x.shape[:-1], self.n)
 

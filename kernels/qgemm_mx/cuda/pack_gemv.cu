@@ -1,4 +1,4 @@
-// pack_gemv: values and scales of a checkpoint into the layout of qgemv_mx, one thread a 32-bit word of it.
+// pack_gemv: values and scales of a checkpoint into the packed layout of the kernels, one thread a 32-bit word of it.
 //
 // The layout and its bit order are written down in qgemm_mx/gemv_layout.py, whose bytes these are. A pair of a word is two
 // neighbouring k, so it is one byte of the source: a word gathers two bytes from each of two rows.
@@ -10,8 +10,9 @@ constexpr int kRows = 16, kChunk = 64, kChunks = 4, kSlice = kChunks * kChunk;
 constexpr int kChunkWords = kRows * kChunk / 8;  // of values
 constexpr int kLaneGroups = 8;                   // each has the scales of rows g and g + 8
 
+// kFolded: elements take what a packed scale has no room for. kRanged: the range of scale codes is of use.
 struct Mxfp4 {
-  static constexpr bool kE2m1 = true;
+  static constexpr bool kE2m1 = true, kFolded = false, kRanged = true;
   static constexpr int kGroup = 32;
   using Scale = uint8_t;
   static __device__ bool wide(Scale code) { return code > 192; }  // 2^66 and above, NaN
@@ -20,15 +21,21 @@ struct Mxfp4 {
 };
 
 struct Nvfp4 {
-  static constexpr bool kE2m1 = true;
+  static constexpr bool kE2m1 = true, kFolded = true, kRanged = false;
   static constexpr int kGroup = 16;
   using Scale = uint8_t;
-  static __device__ bool wide(Scale code) { return code >= 0x7F; }  // NaN, and everything with a sign
-  static __device__ Scale stored(Scale code) { return code; }
+  static __device__ bool wide(Scale code) { return (code & 0x7F) == 0x7F; }  // NaN
+  // Unsigned E5M3: the exponent + 22, then three bits of mantissa. Sign and zero of a scale are in its elements, see `folded`.
+  static __device__ Scale stored(Scale code) {
+    const int magnitude = code & 0x7F;
+    if (magnitude == 0x7F) return 255;
+    if (magnitude >= 8) return static_cast<Scale>(magnitude + 120);
+    return static_cast<Scale>(0x7E7C7A7874706800ull >> (8 * magnitude));  // a byte each: 0, then 1 to 7 times 2^-9
+  }
 };
 
 struct Int4g128 {
-  static constexpr bool kE2m1 = false;
+  static constexpr bool kE2m1 = false, kFolded = false, kRanged = false;
   static constexpr int kGroup = 128;
   using Scale = uint16_t;
   static __device__ bool wide(Scale) { return false; }
@@ -53,6 +60,9 @@ __device__ __forceinline__ uint32_t encode(const uint32_t (&pair)[4]) {
   return own | halves_swapped(r8 << 14 | r6 << 12 | r7 << 13 | r4 << 10);
 }
 
+// Of what the caller learns.
+enum Status { kWide, kLargest, kLeast };
+
 // Strides: value_stride in bytes, scale_stride in scales. k is a multiple of 32 and of the scale group.
 struct Source {
   const uint8_t* values;
@@ -61,17 +71,27 @@ struct Source {
   int64_t value_stride, scale_stride;
 };
 
+// Codes of a pair under a scale of NVFP4, whose packed form has no sign and no zero of its own: 0 stands for 2^97 where a kernel
+// makes a BF16 of it.
+__device__ __forceinline__ uint32_t folded(uint32_t codes, uint8_t scale) {
+  const uint32_t kept = (scale & 0x7F) == 0 ? codes & 0x00080008u : codes;
+  return kept ^ (scale & 0x80 ? 0x00080008u : 0u);
+}
+
 // Word `word` of a chunk's values: lane 4g + t, step s.
 template <class Format>
 __device__ __forceinline__ uint32_t value_word(const Source& source, int tile, int chunk, int word) {
   const int g = word / 16, t = word / 4 % 4, s = word % 4;
-  const int first = Format::kGroup == 16 ? 16 * s + 4 * t : 32 * (s / 2) + 8 * t + 4 * (s % 2);
   uint32_t codes[4];  // of a pair, at the lowest places of the half words
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const int row = tile * kRows + g + 8 * (j % 2), k = chunk * kChunk + first + 2 * (j / 2);
-    const uint32_t byte = row < source.n && k < source.k ? source.values[row * source.value_stride + k / 2] : 0;
+    const int row = tile * kRows + g + 8 * (j % 2), k = chunk * kChunk + 16 * s + 2 * t + 8 * (j / 2);
+    const bool there = row < source.n && k < source.k;
+    const uint32_t byte = there ? source.values[row * source.value_stride + k / 2] : 0;
     codes[j] = (byte & 15) | byte >> 4 << 16;
+    if constexpr (Format::kFolded)
+      if (there)
+        codes[j] = folded(codes[j], static_cast<const uint8_t*>(source.scales)[row * source.scale_stride + k / Format::kGroup]);
   }
   if constexpr (Format::kE2m1) {
     // Sign and magnitude where two BF16 have them.
@@ -85,10 +105,11 @@ __device__ __forceinline__ uint32_t value_word(const Source& source, int tile, i
 
 // Scales of row g and row g + 8: word `word` of the tile, counted from the start of K.
 template <class Format>
-__device__ __forceinline__ uint32_t scale_word(const Source& source, int tile, int word, int g, int32_t* wide) {
+__device__ __forceinline__ uint32_t scale_word(const Source& source, int tile, int word, int g, int32_t* status) {
   using Scale = typename Format::Scale;
   constexpr int kEach = 2 / sizeof(Scale);  // groups a word
   uint32_t packed = 0;
+  int largest = 0, least = 255;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -97,16 +118,23 @@ __device__ __forceinline__ uint32_t scale_word(const Source& source, int tile, i
       Scale code = 0;  // of rows and groups that are not there
       if (row < source.n && group < source.k / Format::kGroup) {
         code = static_cast<const Scale*>(source.scales)[row * source.scale_stride + group];
-        if (Format::wide(code)) *wide = 1;  // every writer writes the same
+        if (Format::wide(code)) status[kWide] = 1;  // every writer writes the same
+        largest = code > largest ? code : largest, least = code < least ? code : least;
       }
       packed |= static_cast<uint32_t>(Format::stored(code)) << (16 * half + 8 * sizeof(Scale) * i);
     }
+  }
+  if constexpr (Format::kRanged) {
+    // A read first, past L1 and so no older than a moment: nearly every thread finds that it has nothing to add.
+    const volatile int32_t* seen = status;
+    if (largest > seen[kLargest]) atomicMax(status + kLargest, largest);
+    if (least < seen[kLeast]) atomicMin(status + kLeast, least);
   }
   return packed;
 }
 
 template <class Format>
-__device__ __forceinline__ void pack(const Source& source, uint32_t* packed, int32_t* wide) {
+__device__ __forceinline__ void pack(const Source& source, uint32_t* packed, int32_t* status) {
   // A unit is scales, those of a whole slice also where the slice is shorter, then the chunks that are there.
   constexpr int kScaleWords = kSlice / Format::kGroup * static_cast<int>(sizeof(typename Format::Scale)) / 2;  // of a lane group
   constexpr int kUnitScaleWords = kLaneGroups * kScaleWords, kUnit = kUnitScaleWords + kChunks * kChunkWords;
@@ -124,7 +152,7 @@ __device__ __forceinline__ void pack(const Source& source, uint32_t* packed, int
   const int slice = at / kUnit, in_unit = at % kUnit;
   if (in_unit < kUnitScaleWords) {
     const int word = slice * kScaleWords + in_unit % kScaleWords;
-    packed[index] = scale_word<Format>(source, tile, word, in_unit / kScaleWords, wide);
+    packed[index] = scale_word<Format>(source, tile, word, in_unit / kScaleWords, status);
   } else {
     const int in_values = in_unit - kUnitScaleWords;
     const int chunk = slice * kChunks + in_values / kChunkWords;
@@ -134,13 +162,14 @@ __device__ __forceinline__ void pack(const Source& source, uint32_t* packed, int
 
 }  // namespace qgemm_mx::gemv_packing
 
-// *wide becomes 1 where a scale is outside the common range; the caller sets it to 0 first.
+// status[0] becomes 1 where a scale is outside the common range of qgemv_mx; in MXFP4 status[1] and status[2] the largest and the
+// least scale code. The caller sets {0, 0, 255} first.
 #define PACK_GEMV(name, Format)                                                                                        \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
-      pack_gemv_##name(const uint8_t* values, const void* scales, uint32_t* packed, int32_t* wide, int n, int k,       \
+      pack_gemv_##name(const uint8_t* values, const void* scales, uint32_t* packed, int32_t* status, int n, int k,     \
                        int64_t value_stride, int64_t scale_stride) {                                                   \
     const qgemm_mx::gemv_packing::Source source{values, scales, n, k, value_stride, scale_stride};                     \
-    qgemm_mx::gemv_packing::pack<qgemm_mx::gemv_packing::Format>(source, packed, wide);                                \
+    qgemm_mx::gemv_packing::pack<qgemm_mx::gemv_packing::Format>(source, packed, status);                              \
   }
 
 PACK_GEMV(mxfp4, Mxfp4)

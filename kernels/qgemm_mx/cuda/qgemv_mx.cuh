@@ -46,7 +46,7 @@ struct Config {
   // Groups that share the columns of B: a set. INT4 needs no columns for groups: its group is half a slice.
   static constexpr int kSet = kE2m1 && tokens < 8 && !scaled ? 8 / tokens : 1;
   static constexpr int kSetK = kSet * kGroup, kSets = kSlice / kSetK, kStepsOfSet = kSetK / 16;
-  // Four k of a lane in a step are neighbours over a window, so that one load of a token's row serves the window.
+  // k that are there or not there as one, K being a multiple of 32, and that are of one group.
   static constexpr int kWindow = kGroup == 16 ? 16 : 32, kStepsOfWindow = kWindow / 16, kWindows = kSlice / kWindow;
   // Steps of a set one behind the other would wait for each other: two chains.
   static constexpr int kChains = kStepsOfSet >= 4 && tokens <= 8 ? 2 : 1;
@@ -171,21 +171,26 @@ __device__ __forceinline__ float scale_of(uint32_t word, int byte, int wide) {
     const float scale = __uint_as_float(code == 0 ? 0x00400000u : code == 255 ? 0x7FC00000u : code << 23);
     return C::kHalf ? (wide ? scale : scale * 0x1p62f) : scale;
   } else {
-    // E4M3 bits in an FP32 are the scale times 2^-120, subnormals included.
+    // Packed as unsigned E5M3: in an FP32 the scale times 2^-105, zero included; 255 stands for NaN.
     const uint32_t at = (byte < 3 ? word << (20 - 8 * byte) : word >> 4) & 0x0FF00000u;
-    if constexpr (!kExact) return __uint_as_float(at) * 0x1p127f;
-    if ((at & 0x07F00000u) == 0x07F00000u) return __uint_as_float(0x7FC00000u);
-    return __uint_as_float((at & 0x07F00000u) | ((at & 0x08000000u) << 4)) * (C::kHalf ? 0x1p127f : 0x1p101f);
+    if constexpr (!kExact) return __uint_as_float(at) * 0x1p112f;
+    if (at == 0x0FF00000u) return __uint_as_float(0x7FC00000u);
+    return __uint_as_float(at) * (C::kHalf ? 0x1p112f : 0x1p86f);
   }
 }
 
 // ---- a warp ---------------------------------------------------------------------------------------------------------
 
-template <class C>
+// What a lane has of a unit in registers.
+template <class C, bool kByChunk = C::kByChunk>
 struct Unit {
-  uint4 chunk[C::kByChunk ? 1 : kChunks];  // four steps each
-  uint2 half;                              // of a chunk
-  uint32_t scale[C::kByChunk ? 1 : C::kScaleWords];
+  uint4 chunk[kChunks];  // four steps each
+  uint32_t scale[C::kScaleWords];
+};
+template <class C>
+struct Unit<C, true> {
+  uint2 half;  // of a chunk: two steps
+  uint32_t scale;
 };
 
 template <class C>
@@ -211,12 +216,9 @@ struct Warp {
     return *reinterpret_cast<const uint4*>(slot + C::kUnitScaleBytes + c * kChunkBytes + lane * 16);
   }
   __device__ __forceinline__ void read(const uint8_t* slot, Unit<C>& unit) const {
-    if constexpr (!C::kByChunk) {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) unit.chunk[c] = read_chunk(slot, c);
-    }
-    if constexpr (C::kByChunk) {
-    } else if constexpr (C::kSet >= 2) {
+    for (int c = 0; c < kChunks; ++c) unit.chunk[c] = read_chunk(slot, c);
+    if constexpr (C::kSet >= 2) {
 #pragma unroll
       for (int i = 0; i < C::kScaleWords; ++i) unit.scale[i] = *reinterpret_cast<const uint32_t*>(slot + scale_at(i));
     } else if constexpr (C::kScaleWords == 2) {
@@ -231,18 +233,16 @@ struct Warp {
     }
   }
 
-  // b0 and b1 of the steps of a window, for one column. What is not there is read from where something is: a column of no token
-  // is never stored, and windows beyond K are zeroed after the load, so that no load waits for a condition.
+  // b0 and b1 of the steps of a window, for one column, in the instruction's own order of K. What is not there is read from where
+  // something is: a column of no token is never stored, and windows beyond K are zeroed after the load, so that no load waits for a
+  // condition.
   __device__ __forceinline__ void load_x(int token, int k, uint32_t (&b)[C::kStepsOfWindow][2]) const {
     const typename C::Act* row =
         static_cast<const typename C::Act*>(a.x) + (C::kTokens == 1 ? 0 : min(token, a.m - 1) * a.x_stride) + (k < a.k ? k : 0);
-    if constexpr (C::kWindow == 32) {
-      const uint4 v = __ldg(reinterpret_cast<const uint4*>(row + t * 8));
-      b[0][0] = v.x, b[0][1] = v.y, b[1][0] = v.z, b[1][1] = v.w;
-    } else {
-      const uint2 v = __ldg(reinterpret_cast<const uint2*>(row + t * 4));
-      b[0][0] = v.x, b[0][1] = v.y;
-    }
+#pragma unroll
+    for (int s = 0; s < C::kStepsOfWindow; ++s)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) b[s][h] = __ldg(reinterpret_cast<const uint32_t*>(row + 16 * s + 8 * h + 2 * t));
   }
 
   // B of a slice. With columns for groups a lane has the activations of its own group of a set alone: the accumulator of a group has
@@ -318,9 +318,13 @@ struct Warp {
     constexpr int kSetsOfWord = C::kSet >= 2 || C::kScaleBytes == 2 ? 1 : 2;
 #pragma unroll
     for (int set = 0; set < C::kSets; ++set) {
-      if (C::kByChunk && set % kSetsOfWord == 0)
-        unit.scale[0] = *reinterpret_cast<const uint32_t*>(slot + scale_at(set / kSetsOfWord));
-      const uint32_t scales = unit.scale[C::kByChunk ? 0 : set / kSetsOfWord];
+      uint32_t scales;
+      if constexpr (C::kByChunk) {
+        if (set % kSetsOfWord == 0) unit.scale = *reinterpret_cast<const uint32_t*>(slot + scale_at(set / kSetsOfWord));
+        scales = unit.scale;
+      } else {
+        scales = unit.scale[set / kSetsOfWord];
+      }
       const auto scale = [&](int half, int c) {
         if constexpr (C::kScaleBytes == 2) return scale_of<C, kExact>(scales, half, a.wide);
         return scale_of<C, kExact>(scales, 2 * half + (C::kSet >= 2 ? c : set % 2), a.wide);
@@ -564,7 +568,7 @@ __device__ __forceinline__ void run(const Arguments& a) {
         asm volatile("cp.async.wait_group %0;" ::"n"(C::kAsyncDepth - 1) : "memory");
         if constexpr (!C::kOwnScales) __syncwarp();
       }
-      warp.read(source, unit);
+      if constexpr (!C::kByChunk) warp.read(source, unit);
       // Every lane has read the slot before the next unit may land in it. The copy engine does not wait for loads that are
       // issued and not yet done: without the fence it overtook them where loads of activations held them up.
       const auto release = [&] {
@@ -680,3 +684,19 @@ __device__ __forceinline__ void run(const Arguments& a) {
 
 }  // namespace qgemm_mx::gemv
 
+// ---- an entry -------------------------------------------------------------------------------------------------------
+
+// Its parameters are in the order of Arguments; what follows `cluster` here is for Config. At most 16 warps, as one block or two:
+// 128 registers a thread.
+#define QGEMV_ENTRY(name, cluster, ...)                                                                                        \
+  extern "C" __global__ void cluster __launch_bounds__(512, 1)                                                                 \
+      name(const uint8_t* weight, const void* x, uint32_t tile_bytes, uint32_t walker_stride, uint32_t stride,                 \
+           uint32_t ring_offset, int tiles_per_team, int extra_teams, int slices, uint8_t warps, uint8_t depth,                \
+           uint8_t walkers, uint8_t early, void* y, long long y_stride, long long x_stride, const void* bias,                  \
+           const float* row_scale, int teams, int turn_tiles, int k, int n, int m, int wide) {                                 \
+    using namespace qgemm_mx::gemv;                                                                                            \
+    run<Config<__VA_ARGS__>>(                                                                                                  \
+        {weight, x,        tile_bytes, walker_stride, stride,    ring_offset, tiles_per_team, extra_teams, slices, warps,      \
+         depth,  walkers,  early,      y,             y_stride,  x_stride,    bias,           row_scale,   teams,  turn_tiles, \
+         k,      n,        m,          wide});                                                                                 \
+  }
