@@ -101,17 +101,23 @@ __device__ __forceinline__ void registers_down() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
+// ---- flags in memory ------------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void store_release(uint32_t* flag, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
 // ---- barriers of a block --------------------------------------------------------------------------------------------------------
 
 // Barrier 0, on which some warps wait and the others only arrive.
 template <int threads>
 __device__ __forceinline__ void block_arrive() {
   asm volatile("barrier.cta.arrive 0, %0;" ::"n"(threads) : "memory");
-}
-// Barrier 1: consumers alone.
-template <int threads>
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("barrier.cta.sync 1, %0;" ::"n"(threads) : "memory");
 }
 template <int threads>
 __device__ __forceinline__ void block_sync() {
@@ -145,12 +151,6 @@ __device__ __forceinline__ void tensor_load_multicast(void* smem, const CUtensor
 
 // ---- clusters -----------------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 // The address in block `rank` of the cluster of what lies at `smem` here.
 __device__ __forceinline__ uint32_t address_in(uint32_t smem, uint32_t rank) {
   uint32_t there;
@@ -164,10 +164,6 @@ __device__ __forceinline__ void store_async(uint32_t there, float4 v, uint32_t b
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there), "f"(v.x),
                "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier_there)
                : "memory");
-}
-
-__device__ __forceinline__ void store_shared(uint32_t address, float4 v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
 __device__ __forceinline__ float4 load_shared(uint32_t address) {

@@ -7,18 +7,15 @@
     using namespace qgemm_mx::gemm;                                                                                           \
     run<Config<Format::format, tokens, row_tiles, consumers, ways>>(a);                                                       \
   }
-#define FEW(name, format, tokens)               \
-  ENTRY(name, format, tokens, 1, 2, 1, 128, )   \
-  ENTRY(name, format, tokens, 1, 4, 1, 256, )   \
-  ENTRY(name, format, tokens, 1, 2, 2, 64, _k2) \
-  ENTRY(name, format, tokens, 1, 4, 4, 64, _k4) \
-  ENTRY(name, format, tokens, 1, 4, 2, 128, _k2)
-#define TILES(name, format)                  \
-  FEW(name, format, 16)                      \
-  FEW(name, format, 32)                      \
-  FEW(name, format, 64)                      \
-  ENTRY(name, format, 128, 1, 2, 1, 128, )   \
-  ENTRY(name, format, 128, 2, 2, 1, 256, )   \
+#define FEW(name, format, tokens)             \
+  ENTRY(name, format, tokens, 1, 2, 1, 128, ) \
+  ENTRY(name, format, tokens, 1, 2, 2, 64, _k2)
+#define TILES(name, format)                \
+  FEW(name, format, 16)                    \
+  FEW(name, format, 32)                    \
+  FEW(name, format, 64)                    \
+  ENTRY(name, format, 128, 1, 2, 1, 128, ) \
+  ENTRY(name, format, 128, 2, 2, 1, 256, ) \
   ENTRY(name, format, 256, 1, 2, 1, 128, )
 TILES(mxfp4, kMxfp4)
 TILES(nvfp4, kNvfp4)

@@ -6,8 +6,8 @@
 // one requests activations (tensor maps, boxes of 64 k); warpgroups of consumers take a unit's words as whole 16-byte loads, which
 // are their fragments, place the bits, multiply by scales, and issue wgmma. While one product runs, the next fragments are made.
 //
-// K is shared in up to two ways, and the sums of all parts are added in the order of the parts: by the warpgroups of a block
-// (kWays take chunks in turn), and by the blocks of a cluster (split). Blocks of a cluster that share activations own neighbouring
+// K is shared by the blocks of a cluster (split), and then perhaps by the warpgroups of a block (kWays take chunks in turn); the sums
+// of all parts are added in the order of the parts, through distributed shared memory. Blocks of a cluster that share activations own neighbouring
 // rows, and multicast the activations to one another.
 #pragma once
 #include <cuda_bf16.h>
@@ -25,8 +25,9 @@ constexpr int kUnitRows = 16, kSlice = 256, kChunk = 64, kChunks = kSlice / kChu
 constexpr int kSteps = kChunk / 16;                // k16 steps of a chunk
 constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of a warpgroup
 
-// row_tiles: of 64 rows, of a warpgroup. ways: warpgroups that share K.
-template <Format format, int tokens, int row_tiles, int consumers, int ways>
+// row_tiles: of 64 rows, of a warpgroup. ways: warpgroups that share K. overlap: off for the ablation alone, then every product is
+// waited for before the next fragments are made.
+template <Format format, int tokens, int row_tiles, int consumers, int ways, bool overlap = true>
 struct Config {
   static constexpr Format kFormat = format;
   static constexpr int kTokens = tokens, kRowTiles = row_tiles, kConsumers = consumers, kWays = ways;
@@ -40,16 +41,17 @@ struct Config {
   static constexpr int kXChunkBytes = tokens * kChunk * 2, kXStageBytes = kXChunks * kXChunkBytes;
   static constexpr int kBlock = kThreads * (consumers + 1);
   // Registers of a thread: a partition of the SM has 16384 for its warps, consumers + 1 of them.
-  static constexpr int kConsumerRegisters = consumers == 2 ? 232 : 112, kProducerRegisters = consumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
   static constexpr int kSums = tokens / 2, kOctets = tokens / 8 * row_tiles;  // FP32 sums of a thread in a row tile; in fours: octets
   static constexpr bool kPromote = format == Format::kInt4;                   // scales multiply sums, of 128 k
   static constexpr int kBatches = kChunks / ways * row_tiles;                 // of a warpgroup in a slice; a batch is four wgmma
-  static constexpr int kBuffers = kBatches > 1 && !kPromote ? 2 : 1;          // of fragments
-  static_assert(consumers % ways == 0 && kChunks % ways == 0 && (ways == 1 || (kXChunks == kChunks && !kPromote)));
+  static constexpr int kBuffers = kBatches > 1 && !kPromote && overlap ? 2 : 1;  // of fragments
+  static_assert(consumers == 2 && consumers % ways == 0 && kChunks % ways == 0 && (ways == 1 || (kXChunks == kChunks && !kPromote)));
 };
 
-// What a launch is told. Jobs are row tiles (of all blocks that share) by token tiles. Parameters come through a cache that starts
-// empty, in lines of 64 bytes: what the first loads need stands first.
+// What a launch is told. A job is a row tile (of all blocks that share) by a token tile. Clusters take the first whole_jobs in turn, and
+// share the slices of the rest evenly, so that no wave is left half empty: see Walk. Parameters come through a cache that starts empty, in
+// lines of 64 bytes: what the first loads need stands first.
 struct Arguments {
   const uint8_t* weight;
   uint32_t tile_bytes;  // of 16 rows of the weight
@@ -57,15 +59,19 @@ struct Arguments {
   int group;  // token tiles that are walked together, for the L2
   uint8_t share, split, x_stages, w_stages;
   uint32_t sums_offset;  // bytes into shared memory of the sums that other parts send; 0: over the stages
-  int m;
+  int whole_jobs;        // all where K is split
   uint32_t scale_offset;  // MXFP4: makes BF16 exponents of stored codes
   float factor;           // of every sum: the power of two that operands lack
-  uint32_t reserved;
+  uint32_t split_inverse;  // 2^32 / split, rounded up: a division of small numbers by it
   __nv_bfloat16* y;
   long long y_stride;         // elements
   const __nv_bfloat16* bias;  // [N] or null
   const float* row_scale;     // [N], tensor scale of each row's shard; read by NVFP4 only
-  long long unused[5];
+  float4* partial;      // [blocks][octets][threads of consumers]: sums of blocks that end jobs which others begin
+  uint32_t* arrived;    // [blocks][warps of consumers], zeros between launches
+  int m;
+  uint32_t slices_inverse, clusters_inverse;  // 2^32 over slices of a job and over clusters, rounded up
+  uint32_t reserved[3];
   CUtensorMap x;  // box: 64 k x kTokens / share rows, swizzle of 128 bytes
 };
 
@@ -115,21 +121,69 @@ struct Range {
     chunks = (a.k + kChunk - 1) / kChunk;
     const int grains = (chunks + grain - 1) / grain;
     first = 0, last = grains * grain;
-    if (a.split > 1) first = grains * part / a.split * grain, last = grains * (part + 1) / a.split * grain;
+    if (a.split > 1) {
+      first = __umulhi(grains * part, a.split_inverse) * grain;
+      last = __umulhi(grains * (part + 1), a.split_inverse) * grain;
+    }
   }
 };
 
 struct Place {
-  int in_share = 0, part = 0;  // part: of K
+  int in_share, part;  // part: of K
   int cluster, clusters;
   __device__ __forceinline__ explicit Place(const Arguments& a) {
-    const int size = a.share * a.split;
-    cluster = blockIdx.x, clusters = gridDim.x;
-    if (size > 1) {
-      const int rank = ptx::cluster_rank();
-      in_share = rank % a.share, part = rank / a.share;
-      cluster /= size, clusters /= size;
+    const int doublings = 31 - __clz(a.share);  // share is a power of two
+    const auto clusters_in = [&](int blocks) {
+      return a.split == 1 ? blocks >> doublings : static_cast<int>(__umulhi(blocks >> doublings, a.split_inverse));
+    };
+    cluster = clusters_in(blockIdx.x), clusters = clusters_in(gridDim.x);
+    const int rank = blockIdx.x - cluster * a.share * a.split;
+    in_share = rank & (a.share - 1), part = rank >> doublings;
+  }
+};
+
+// A cluster's part of the jobs, one after the other. Of the streamed ones, whose slices stand in one line, it has a run. A job that
+// two runs share is begun by one cluster, as the last thing that it does, and ended by another, as the first: so the sums of the end
+// are there when the beginning is done. The later run belongs to the cluster with the lower index, which the hardware starts first:
+// nobody waits for a cluster that may not have begun.
+struct Piece {
+  int job;            // streamed jobs are counted from whole_jobs on
+  int first, last;    // chunks
+  bool begins, ends;  // the job
+};
+struct Walk {
+  int index, at, end;  // at, end: slices of the streamed jobs
+  static __device__ __forceinline__ int slices(const Arguments& a) { return (a.k + kSlice - 1) / kSlice; }  // of a job
+  static __device__ __forceinline__ int job_of(const Arguments& a, int slice) { return __umulhi(slice, a.slices_inverse); }
+  static __device__ __forceinline__ int begin_of(const Arguments& a, int run) {
+    return __umulhi((a.row_jobs * a.token_jobs - a.whole_jobs) * slices(a) * run, a.clusters_inverse);
+  }
+  __device__ __forceinline__ Walk(const Arguments& a, const Place& place) {
+    index = place.cluster, at = end = 0;
+    if (a.whole_jobs < a.row_jobs * a.token_jobs) {
+      const int run = place.clusters - 1 - place.cluster;
+      at = begin_of(a, run), end = begin_of(a, run + 1);
     }
+  }
+  // Constraint: one way through, and divisions by inverses that the host has made. Otherwise the compiler takes the loop over pieces
+  // for one in which lanes part, and moves the descriptors of wgmma to uniform registers one by one: a tenth of the main loop.
+  __device__ __forceinline__ bool next(const Arguments& a, const Place& place, const Range& range, Piece& piece) {
+    const bool whole = index < a.whole_jobs;
+    if (!whole && at >= end) return false;
+    const int per = slices(a), job = job_of(a, at), from = at - job * per, to = min(per, from + end - at);
+    piece.job = whole ? index : a.whole_jobs + job;
+    piece.first = whole ? range.first : from * kChunks, piece.last = whole ? range.last : min(to * kChunks, range.chunks);
+    piece.begins = whole || from == 0, piece.ends = whole || to == per;
+    index += whole ? place.clusters : 0, at += whole ? 0 : to - from;
+    return true;
+  }
+  __device__ __forceinline__ bool last(const Arguments& a) const { return index >= a.whole_jobs && at >= end; }
+  // Runs after this cluster's that end the job which it begins: the clusters with the next lower indices.
+  __device__ __forceinline__ int later(const Arguments& a, const Place& place) const {
+    const int job_end = (job_of(a, end) + 1) * slices(a), run = place.clusters - 1 - place.cluster;  // the job goes on behind `end`
+    int count = 0;
+    for (int covered = end; covered < job_end; covered = begin_of(a, run + count + 1)) ++count;
+    return count;
   }
 };
 
@@ -137,14 +191,14 @@ struct Place {
 
 // One slice after the other; a lane requests the unit of its 16 rows.
 template <class C>
-__device__ __forceinline__ void request_weights(const Arguments& a, const Shared<C>& shared, const Place& place, Range range, Job job,
-                                                Ring& ring) {
+__device__ __forceinline__ void request_weights(const Arguments& a, const Shared<C>& shared, const Place& place, const Piece& piece,
+                                                int chunks, Job job, Ring& ring) {
   const int lane = threadIdx.x % 32, first_unit = (job.row * a.share + place.in_share) * C::kUnits;
   const int units = max(0, min(C::kUnits, (a.n + kUnitRows - 1) / kUnitRows - first_unit));
   const uint8_t* own = a.weight + static_cast<size_t>(first_unit + lane) * a.tile_bytes;
 #pragma unroll 1
-  for (int chunk = range.first; chunk < range.last;) {
-    const int from = chunk % kChunks, to = min(kChunks, from + min(range.last, range.chunks) - chunk);
+  for (int chunk = piece.first; chunk < piece.last;) {
+    const int from = chunk % kChunks, to = min(kChunks, from + min(piece.last, chunks) - chunk);
     const uint32_t value_bytes = (to - from) * kChunkBytes;
     uint64_t* full = shared.full_w + ring.slot;
     ptx::mbarrier_wait(shared.empty_w + ring.slot, ring.phase ^ 1);
@@ -167,13 +221,14 @@ __device__ __forceinline__ void request_weights(const Arguments& a, const Shared
 }
 
 template <class C>
-__device__ __forceinline__ void request_x(const Arguments& a, const Shared<C>& shared, const Place& place, Range range, Job job, Ring& ring) {
+__device__ __forceinline__ void request_x(const Arguments& a, const Shared<C>& shared, const Place& place, const Piece& piece, Job job,
+                                          Ring& ring) {
   if (threadIdx.x % 32 != 0) return;
   const int rows = C::kTokens / a.share, m = job.token * C::kTokens + place.in_share * rows;
   const uint16_t blocks = ((1u << a.share) - 1) << (place.part * a.share);
 #pragma unroll 1
-  for (int chunk = range.first; chunk < range.last;) {
-    const int from = chunk % C::kXChunks, to = min(C::kXChunks, from + range.last - chunk);
+  for (int chunk = piece.first; chunk < piece.last;) {
+    const int from = chunk % C::kXChunks, to = min(C::kXChunks, from + piece.last - chunk);
     uint64_t* full = shared.full_x + ring.slot;
     ptx::mbarrier_wait(shared.empty_x + ring.slot, ring.phase ^ 1);
     ptx::mbarrier_arrive_expect(full, (to - from) * C::kXChunkBytes);
@@ -315,26 +370,26 @@ struct Consumer {
     }
   }
 
-  // The products of a range of K: whole slices with fragments in two buffers, one made while the other is multiplied; what is less
-  // than a slice, at the ends of a range, one chunk after the other.
-  __device__ __forceinline__ void multiply_range(Range range, Ring& x_ring, Ring& w_ring) {
-    int chunk = range.first, add = 0;
+  // The products of a piece of K: whole slices with fragments in two buffers, one made while the other is multiplied; what is less
+  // than a slice, at the ends of a piece, one chunk after the other.
+  __device__ __forceinline__ void multiply_piece(const Piece& piece, Ring& x_ring, Ring& w_ring) {
+    int chunk = piece.first, add = 0;
     if constexpr (C::kWays > 1) {  // a warpgroup may find no chunk of its own
 #pragma unroll
       for (int i = 0; i < C::kSums; ++i) sums[0][i] = 0.0f;
       add = 1;
     }
     if (C::kWays == 1 && chunk % kChunks) {
-      const int last = min(range.last, chunk / kChunks * kChunks + kChunks);
+      const int last = min(piece.last, chunk / kChunks * kChunks + kChunks);
       multiply_part(chunk, last, add, x_ring, w_ring);
       chunk = last;
     }
     int previous = -1;  // stage of activations whose products may still be under way
 #pragma unroll 1
-    for (; chunk + kChunks <= range.last; chunk += kChunks) multiply_slice(add, previous, x_ring, w_ring);
+    for (; chunk + kChunks <= piece.last; chunk += kChunks) multiply_slice(add, previous, x_ring, w_ring);
     ptx::wgmma_wait<0>();
     if (C::kBuffers == 2 && previous >= 0) release_x(previous);
-    if (C::kWays == 1 && chunk < range.last) multiply_part(chunk, range.last, add, x_ring, w_ring);
+    if (C::kWays == 1 && chunk < piece.last) multiply_part(chunk, piece.last, add, x_ring, w_ring);
   }
 
   __device__ __forceinline__ void multiply_slice(int& add, int& previous, Ring& x_ring, Ring& w_ring) {
@@ -345,7 +400,7 @@ struct Consumer {
     const uint8_t* units[C::kRowTiles];
 #pragma unroll
     for (int r = 0; r < C::kRowTiles; ++r) units[r] = unit_of(w_ring.slot, r);
-    constexpr bool kAhead = C::kConsumers == 2;  // words of the next batch are read ahead where registers are not short
+    constexpr bool kAhead = C::kTokens * C::kRowTiles < 256;  // words of the next batch are read ahead where registers are not short
     if (kAhead) packed[0].read(units[0], chunk_of(0), lane);
 #pragma unroll
     for (int batch = 0; batch < C::kBatches; ++batch) {
@@ -465,50 +520,99 @@ struct Consumer {
     }
   }
 
+  // Sums of a piece that another block's piece begins: to memory, each warp for the same warp there.
+  __device__ __forceinline__ float4* partial_of(int block) const {
+    return a.partial + static_cast<size_t>(block) * C::kOctets * (kThreads * C::kConsumers) + threadIdx.x;
+  }
+  __device__ __forceinline__ void leave_partial() const {
+    float4* to = partial_of(blockIdx.x);
+#pragma unroll
+    for (int i = 0; i < C::kOctets; ++i) __stcg(to + i * (kThreads * C::kConsumers), octet(i));
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) ptx::store_release(a.arrived + blockIdx.x * (kWarps * C::kConsumers) + threadIdx.x / 32, 1);
+  }
+  __device__ __forceinline__ uint32_t* flag_of(int later) const {
+    return a.arrived + ((place.cluster - later) * a.share + place.in_share) * (kWarps * C::kConsumers) + threadIdx.x / 32;
+  }
+  // Adds the sums of the pieces that end this job, in the order of K.
+  __device__ __forceinline__ void finish_begun(Job job, int later) {
+    // All lanes wait together: where the compiler sees lanes part, it gives up uniform registers in the main loop.
+    for (int i = 1; i <= later; ++i)
+      while (!__all_sync(~0u, ptx::load_acquire(flag_of(i)) != 0)) {}
+    // Octets loaded together: one by one they would wait in a row. With two row tiles registers are short.
+    constexpr int kMost = C::kRowTiles == 1 ? 8 : 4, kTogether = C::kTokens / 8 < kMost ? C::kTokens / 8 : kMost;
+#pragma unroll
+    for (int r = 0; r < C::kRowTiles; ++r) {
+      const Finish f = finish_of(job, r);
+#pragma unroll
+      for (int first = 0; first < C::kTokens / 8; first += kTogether) {
+        float4 v[kTogether], one[kTogether];
+#pragma unroll
+        for (int o = 0; o < kTogether; ++o) v[o] = octet(r * (C::kTokens / 8) + first + o);
+#pragma unroll 1
+        for (int i = 1; i <= later; ++i) {
+          const float4* from = partial_of((place.cluster - i) * a.share + place.in_share) +
+                               (r * (C::kTokens / 8) + first) * (kThreads * C::kConsumers);
+#pragma unroll
+          for (int o = 0; o < kTogether; ++o) one[o] = __ldcg(from + o * (kThreads * C::kConsumers));
+#pragma unroll
+          for (int o = 0; o < kTogether; ++o) v[o].x += one[o].x, v[o].y += one[o].y, v[o].z += one[o].z, v[o].w += one[o].w;
+        }
+#pragma unroll
+        for (int o = 0; o < kTogether; ++o) store(job, r, first + o, v[o], f);
+      }
+    }
+    __syncwarp();
+    if (lane == 0)
+      for (int i = 1; i <= later; ++i) *flag_of(i) = 0;  // for the next launch
+  }
+
   // Octet i belongs to part i % parts of K, whose threads get it from all parts, in places of their own.
-  __device__ __forceinline__ uint32_t sum_at(uint32_t base, int owner_way, int from, int own) const {
-    const int parts = a.split * C::kWays, room = (C::kOctets + parts - 1) / parts;
-    return base + (((owner_way * parts + from) * room + own) * (kThreads * C::kRowGroups) + row_group * kThreads + threadIdx.x % kThreads) * 16;
+  struct Parts {
+    int count, room;  // room: octets at most of a part
+    __device__ __forceinline__ explicit Parts(const Arguments& a) {
+      int split = a.split;
+      asm volatile("" : "+r"(split));  // opaque, or what follows is worked out before the products and takes registers through them
+      count = split * C::kWays;
+      room = __umulhi((C::kOctets + C::kWays - 1) / C::kWays + split - 1, a.split_inverse);
+    }
+  };
+  __device__ __forceinline__ uint32_t sum_at(const Parts& parts, uint32_t base, int owner_way, int from, int own) const {
+    return base + (((owner_way * parts.count + from) * parts.room + own) * (kThreads * C::kRowGroups) + row_group * kThreads + threadIdx.x % kThreads) * 16;
   }
   __device__ __forceinline__ int own_part() const { return place.part * C::kWays + way; }
   __device__ __forceinline__ uint32_t summed_bytes() const {  // that a block gets for a job
-    const int parts = a.split * C::kWays;
     int octets = 0;
-    for (int w = 0; w < C::kWays; ++w) octets += (C::kOctets - (place.part * C::kWays + w) + parts - 1) / parts;
-    return octets * parts * (kThreads * C::kRowGroups) * 16;
+    const Parts parts(a);
+    for (int i = place.part * C::kWays; i < C::kOctets; i += parts.count) octets += min(C::kWays, C::kOctets - i);
+    return octets * parts.count * (kThreads * C::kRowGroups) * 16;
   }
   __device__ __forceinline__ void send(uint32_t base) {
-    const int parts = a.split * C::kWays, from = own_part();
+    const Parts parts(a);
+    const int from = own_part();
     int to = 0, own = 0;
 #pragma unroll
     for (int i = 0; i < C::kOctets; ++i) {
-      const uint32_t at = sum_at(base, to % C::kWays, from, own);
-      if (a.split == 1) {  // no cluster: the other warpgroups of this block
-        ptx::store_shared(at, octet(i));
-      } else {
-        const int rank = to / C::kWays * a.share + place.in_share;
-        ptx::store_async(ptx::address_in(at, rank), octet(i), ptx::address_in(ptx::smem_address(shared.summed), rank));
-      }
-      if (++to == parts) to = 0, ++own;
+      const int rank = to / C::kWays * a.share + place.in_share;
+      ptx::store_async(ptx::address_in(sum_at(parts, base, to % C::kWays, from, own), rank), octet(i),
+                       ptx::address_in(ptx::smem_address(shared.summed), rank));
+      if (++to == parts.count) to = 0, ++own;
     }
   }
   __device__ __forceinline__ void finish_split(Job job, uint32_t base, uint32_t phase) {
-    const int parts = a.split * C::kWays;
+    const Parts parts(a);
     Finish f[C::kRowTiles];
 #pragma unroll
     for (int r = 0; r < C::kRowTiles; ++r) f[r] = finish_of(job, r);
-    if (a.split == 1) {
-      ptx::consumers_sync<kThreads * C::kConsumers>();
-    } else {
-      ptx::mbarrier_wait(shared.summed, phase);
-    }
+    ptx::mbarrier_wait(shared.summed, phase);
     int own = 0;
 #pragma unroll 1
-    for (int i = own_part(); i < C::kOctets; i += parts, ++own) {
-      float4 v = ptx::load_shared(sum_at(base, way, 0, own));
+    for (int i = own_part(); i < C::kOctets; i += parts.count, ++own) {
+      float4 v = ptx::load_shared(sum_at(parts, base, way, 0, own));
 #pragma unroll 4
-      for (int from = 1; from < parts; ++from) {
-        const float4 one = ptx::load_shared(sum_at(base, way, from, own));
+      for (int from = 1; from < parts.count; ++from) {
+        const float4 one = ptx::load_shared(sum_at(parts, base, way, from, own));
         v.x += one.x, v.y += one.y, v.z += one.z, v.w += one.w;
       }
       const int r = i / (C::kTokens / 8), o = i % (C::kTokens / 8);
@@ -532,40 +636,31 @@ __device__ __forceinline__ void run(const Arguments& a) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const Place place(a);
   const Range range(a, place.part, C::kWays > 1 ? kChunks : 1);
-  const int jobs = a.row_jobs * a.token_jobs;
-  const bool clustered = a.share * a.split > 1, summing = a.split * C::kWays > 1, over_stages = a.sums_offset == 0;
-  bool joined = !clustered;
+  const bool clustered = a.share * a.split > 1, summing = a.split > 1, over_stages = a.sums_offset == 0;
   const auto begin_join = [&] {
     if (clustered) ptx::cluster_arrive_relaxed();
-  };
-  const auto join = [&] {  // nothing is sent to a block that may not have begun
-    if (!joined) ptx::cluster_wait();
-    joined = true;
   };
   // The end of a job: its sums are read before others send the next, or the copy engine writes over them.
   const auto part_ways = [&](bool last) {
     if (!summing || last) return;
-    if (a.split > 1) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-    } else {
-      __syncthreads();
-    }
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
   };
   // Before sums are sent over stages, all have left the stages.
   const auto leave_stages = [&] {
     if (!summing || !over_stages) return;
-    if (a.split > 1) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-    } else {
-      __syncthreads();
-    }
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
   };
   constexpr int kFirstProducer = kWarps * C::kConsumers;
   if (warp >= kFirstProducer) {
     const bool of_weights = warp == kFirstProducer, of_x = warp == kFirstProducer + 1;
     Ring ring{of_weights ? a.w_stages : a.x_stages};
+    bool joined = !clustered;
+    const auto join = [&] {  // weights do not wait for the other blocks
+      if (!joined) ptx::cluster_wait();
+      joined = true;
+    };
     // Weights are requested before all else: the rest of the block is still on its way to the barrier.
     if (of_weights) {
       if (lane < a.w_stages) {
@@ -590,45 +685,55 @@ __device__ __forceinline__ void run(const Arguments& a) {
     asm volatile("griddepcontrol.launch_dependents;");
     if (of_x) asm volatile("griddepcontrol.wait;" ::: "memory");
     if (!of_weights && a.share > 1) join();
+    Walk walk(a, place);
+    Piece piece;
 #pragma unroll 1
-    for (int index = place.cluster; index < jobs; index += place.clusters) {
-      const Job job = job_at(a, index);
-      if (of_weights) request_weights<C>(a, shared, place, range, job, ring);
-      if (of_x) request_x<C>(a, shared, place, range, job, ring);
+    while (walk.next(a, place, range, piece)) {
+      const Job job = job_at(a, piece.job);
+      if (of_weights) request_weights<C>(a, shared, place, piece, range.chunks, job, ring);
+      if (of_x) request_x<C>(a, shared, place, piece, job, ring);
       __syncwarp();
       if (summing) {
         join();
         leave_stages();
-        part_ways(index + place.clusters >= jobs);
+        part_ways(walk.last(a));
       }
     }
     join();
   } else {
     begin_join();
+    // Brings the second line of parameters: otherwise the stores wait for it.
+    asm volatile("" ::"l"(a.y), "l"(a.y_stride), "l"(a.bias));
     ptx::block_sync<C::kBlock>();
     ptx::registers_up<C::kConsumerRegisters>();
-    if (a.share > 1) join();
+    if (clustered) ptx::cluster_wait();  // nothing is sent to a block that may not have begun
     Consumer<C> consumer(a, shared, place);
     Ring x_ring{a.x_stages}, w_ring{a.w_stages};
     const uint32_t sums = ptx::smem_address(memory) + a.sums_offset;
     uint32_t phase = 0;
+    Walk walk(a, place);
+    Piece piece;
 #pragma unroll 1
-    for (int index = place.cluster; index < jobs; index += place.clusters) {
-      const Job job = job_at(a, index);
-      if (a.split > 1 && threadIdx.x == 0) ptx::mbarrier_arrive_expect(shared.summed, consumer.summed_bytes());
-      consumer.multiply_range(range, x_ring, w_ring);
+    while (walk.next(a, place, range, piece)) {
+      const Job job = job_at(a, piece.job);
+      if (summing && threadIdx.x == 0) ptx::mbarrier_arrive_expect(shared.summed, consumer.summed_bytes());
+      consumer.multiply_piece(piece, x_ring, w_ring);
       if (!summing) {
-        consumer.finish(job);
+        if (!piece.begins) {
+          consumer.leave_partial();
+        } else if (!piece.ends) {
+          consumer.finish_begun(job, walk.later(a, place));
+        } else {
+          consumer.finish(job);
+        }
       } else {
-        join();
         leave_stages();
         consumer.send(sums);
         consumer.finish_split(job, sums, phase);
         phase ^= 1;
-        part_ways(index + place.clusters >= jobs);
+        part_ways(walk.last(a));
       }
     }
-    join();
   }
   if (a.share > 1) {  // no block leaves while another may still signal to it
     ptx::cluster_arrive_relaxed();
