@@ -41,15 +41,15 @@ config.update({name: None for name, value in config.items() if value == "null"})
 
 with one_sentence(select.SelectError):
     select.check_settings(config, files.read_json(REPO / "workflow/schemas/config.schema.json"))
-    # Only the rung that the command line asks for is measured. Jobs in processes of their own do not see that line.
+    # Only what the command line asks for is measured. Jobs in processes of their own do not see that line.
     if workflow.is_main_process:
-        os.environ[select.ASKED_VARIABLE] = select.asked_rung(sys.argv[1:])
-    ASKED = os.environ.get(select.ASKED_VARIABLE, "R0")
+        os.environ[select.ASKED_VARIABLE] = ",".join(select.asked_rungs(sys.argv[1:]))
+    ASKED = os.environ.get(select.ASKED_VARIABLE, "R0").split(",")
     PLANS = select.plans(config, REPO, ASKED)
-R0, R1, R2 = PLANS["R0"], PLANS["R1"], PLANS["R2"]
+R0, R1, R2, R2B = (PLANS[rung] for rung in ("R0", "R1", "R2", "R2b"))
 if workflow.is_main_process:
     for rung, plan in PLANS.items():
-        if rung in ("R0", ASKED) or plan.action != "nothing":
+        if rung in ("R0", *ASKED) or plan.action != "nothing":
             print(plan.say, file=sys.stderr)
     for folder in select.unreadable(REPO):
         print(f"{folder} cannot be read and is left out: see the audit", file=sys.stderr)

@@ -52,6 +52,9 @@ def _sources() -> dict[str, build.KernelSource]:
     return build.load_sources()
 
 
+WORKSPACES = 4  # streams of a device on which jobs are shared between blocks
+
+
 class DeviceError(RuntimeError):
     """No GPU that can be used, or no CuPy to reach it with."""
 
@@ -135,7 +138,33 @@ class Device:
         self._modules: dict[str, Any] = {}
         self._allowed: dict[tuple[str, str], int] = {}
         self._loading = threading.Lock()
+        self._workspaces: list[tuple[Any, Any]] = []
+        self._workspace_of: dict[int, tuple[int, int] | None] = {}
         self._runtime, self._driver = cp.cuda.runtime, cp.cuda.driver
+
+    def prepare_workspaces(self, block_bytes: int, block_flags: int) -> None:
+        """Memory in which blocks of a launch leave sums for one another, for the first WORKSPACES streams; once."""
+        with self._loading, self.made_current():
+            if not self._workspaces:
+                cp = _cupy()
+                flags = [
+                    cp.zeros(self.sm_count * block_flags, np.uint32) for _ in range(WORKSPACES)
+                ]
+                sums = [cp.empty(self.sm_count * block_bytes, np.uint8) for _ in range(WORKSPACES)]
+                cp.cuda.runtime.deviceSynchronize()
+                self._workspaces += zip(sums, flags, strict=True)
+
+    def workspace(self, stream: int) -> tuple[int, int] | None:
+        """Addresses of the sums and flags of a stream, which keeps them; None where none is left."""
+        try:
+            return self._workspace_of[stream]
+        except KeyError:
+            with self._loading:
+                taken = len([found for found in self._workspace_of.values() if found])
+                found = None
+                if taken < len(self._workspaces):
+                    found = tuple(int(array.data.ptr) for array in self._workspaces[taken])
+                return self._workspace_of.setdefault(stream, found)
 
     def is_current(self) -> bool:
         """Whether launches of this thread go to this device as it is."""

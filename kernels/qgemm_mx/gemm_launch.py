@@ -7,7 +7,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from typing import TYPE_CHECKING, Any
 
 from .device import TENSOR_MAP_ALIGNMENT, Device, TensorMap, launch_config
-from .gemm_plan import GemmPlan
+from .gemm_plan import GemmPlan, inverse
 from .gemv_launch import Launch, fitting
 from .gemv_layout import CHUNK, gemv_layout
 
@@ -29,19 +29,27 @@ MATRIX_ARGUMENTS = {
     "x_stages": c_uint8,
     "w_stages": c_uint8,
     "sums_offset": c_uint32,
-    "m": c_int32,
+    "whole_jobs": c_int32,
     "scale_offset": c_uint32,
     "factor": c_float,
-    "reserved": c_uint32,
+    "split_inverse": c_uint32,
     "y": c_uint64,
     "y_stride": c_int64,
     "bias": c_uint64,
     "row_scale": c_uint64,
-    "unused": c_int64 * 5,
+    "partial": c_uint64,
+    "arrived": c_uint64,
+    "m": c_int32,
+    "slices_inverse": c_uint32,
+    "clusters_inverse": c_uint32,
+    "reserved": c_uint32 * 3,
     "x": TensorMap,
 }
-OF_A_CALL = ("weight", "row_scale", "scale_offset", "factor", "bias", "x", "y", "m", "y_stride")
-UNUSED = ("reserved", "unused")
+OF_A_CALL = (
+    "weight", "row_scale", "scale_offset", "factor", "bias", "x", "y", "m", "y_stride",
+    "partial", "arrived", "whole_jobs",
+)  # fmt: skip
+UNUSED = ("reserved",)
 
 
 def _structure(arguments: dict[str, Any]) -> type[ctypes.Structure]:
@@ -120,7 +128,13 @@ class MatrixLaunch(Launch):
         self.plan, self.format, self.n, self.k, self.activation = plan, format, n, k, activation
         self.function, self.device = function, device  # the function keeps its module loaded
         self._box = (CHUNK, plan.tokens // plan.share)
-        of_weight = {"n": n, "k": k, "tile_bytes": gemv_layout(format, n, k).tile_bytes}
+        layout = gemv_layout(format, n, k)
+        of_weight = {
+            "n": n,
+            "k": k,
+            "tile_bytes": layout.tile_bytes,
+            "slices_inverse": inverse(layout.slices),
+        }
         self._constants = {
             name: fitting(name, of_weight[name] if name in of_weight else getattr(plan, name), kind)
             for name, kind in MATRIX_ARGUMENTS.items()
@@ -149,6 +163,12 @@ class MatrixLaunch(Launch):
         a.weight, a.row_scale, a.bias = weight.pointer, weight.scale_pointer, bias
         a.scale_offset, a.factor = weight.operand_scale
         a.y, a.y_stride, a.m = y, y_stride, m
+        if self.plan.streamed:
+            # Sums of two launches may not meet in one workspace: a dependent launch, or one on a stream without a
+            # workspace, takes all jobs whole.
+            workspace = None if programmatic else self.device.workspace(stream)
+            a.whole_jobs = self.plan.whole_jobs if workspace else self.plan.jobs
+            a.partial, a.arrived = workspace or (0, 0)
         config = slot.programmatic if programmatic else slot.plain
         config.hStream = stream
         try:
@@ -171,6 +191,7 @@ class MatrixLaunch(Launch):
         slot.arguments = MatrixArguments.from_buffer(memory, at)
         for name, value in self._constants.items():
             setattr(slot.arguments, name, value)
+        slot.arguments.whole_jobs = self.plan.jobs
         first = ctypes.addressof(slot.arguments)
         slot.map, slot.seen = first + MatrixArguments.x.offset, None
         slot.addresses = (ctypes.c_void_p * 1)(first)

@@ -3,7 +3,8 @@
 A block computes `rows` of W by `tokens`. A cluster is `share * split` blocks: `share` blocks own neighbouring
 rows and multicast the activations to one another, `split` of them own parts of K. Inside a block `k_ways`
 warpgroups take the chunks of K in turn. A job is a row tile (of all blocks that share) by a token tile, and
-clusters take jobs in turn.
+clusters take jobs in turn. Where the last wave would leave clusters without work, its jobs and those of the wave
+before are streamed: their slices stand in one line, of which each cluster has an equal run.
 
 `candidates` lists the plans that are worth timing, for a search; `complete` makes the plan of any choice; and
 `ablation` gives the plans of the steps from a plain kernel to this one.
@@ -37,9 +38,9 @@ class Tile(NamedTuple):
 
 
 _FEW = tuple(
-    Tile(tokens, rows, k_ways, consumers, 1)
+    Tile(tokens, rows, k_ways, 2, 1)
     for tokens in (16, 32, 64)
-    for rows, k_ways, consumers in ((128, 1, 2), (256, 1, 4), (64, 2, 2), (64, 4, 4), (128, 2, 4))
+    for rows, k_ways in ((128, 1), (64, 2))
 )
 _MANY = (Tile(128, 128, 1, 2, 1), Tile(128, 256, 1, 2, 2), Tile(256, 128, 1, 2, 1))
 _INT4 = ((32, 128, 1), (64, 128, 1), (128, 128, 1))
@@ -55,38 +56,61 @@ TILES: dict[str, tuple[Tile, ...]] = {
 BARRIER_BYTES = 8
 MAX_STAGES = 16  # one lane makes the barriers of a stage, and more would wait for nothing
 FEWEST_X_STAGES = 2
+PARTIAL_BYTES = (
+    4 * 128 * 256
+)  # of the FP32 sums that a block leaves for another: of the largest tile
+MOST_WARPS = 8  # of consumers: each has a flag
 X_CHUNK_BYTES = 128  # of a token: 64 k in BF16
 MIN_SHARED_TOKENS = 8  # of each block that shares: rows of an atom of the swizzle
 MAX_CLUSTER = 8
 
-# Clusters lie inside a GPC, so an SM that is left over in one is no use to another. On an H200 clusters of 2, 3, .. 8
-# blocks, each with an SM to itself, run 66, 42, 30, 22, 20, 16 and 14 at a time (measured): GPCs of these many SMs.
-GPC_SMS = (18, 18, 18, 18, 16, 16, 14, 14)
+# Clusters of 1, 2, .. 8 blocks, each block with an SM to itself, of which no more than these run at a time on the 132 SMs of an
+# H200. A cluster lies inside a GPC, and what is left over there is of no use to another: 42 clusters of 3, or 16 of 7, took a
+# wave more. Found by timing; where the edge was not found the number is the last that was seen to fit.
+CLUSTERS_AT_A_TIME = (132, 66, 36, 30, 18, 16, 12, 10)
 
 
 def cluster_limit(size: int, sm_count: int) -> int:
     """Clusters of `size` blocks that run at a time, one block an SM; other devices in proportion to an H200."""
-    return max(1, sum(sms // size for sms in GPC_SMS) * sm_count // sum(GPC_SMS))
+    return max(1, CLUSTERS_AT_A_TIME[size - 1] * sm_count // CLUSTERS_AT_A_TIME[0])
 
 
-# ---- what a plan costs, fitted to times on an H200 --------------------------------------------------------------
+# ---- what a plan costs -----------------------------------------------------------------------------------------
 
-CLOCK = 1755  # cycles of an SM in a us
-FIXED_US = 2.6  # launch, first loads, last stores
-CLUSTER_US = 0.3  # a cluster starts as one
-SPLIT_US = 0.8  # sums go to other blocks and come from them
-OVER_US = 0.3  # all leave the stages before sums are sent over them
-JOB_US = 0.3  # a job after the first: fragments of the old and the new do not overlap
-STORE_BYTES_US = 60_000  # of y, of a block
-TENSOR_EFFICIENCY = 0.80
-FEWEST_TENSOR_CYCLES = 24  # of an instruction with A in registers, however few its tokens
-# Of a scheduler, for 64 rows x 256 k: it has one warp of each warpgroup, so ways of K save nothing here.
-ISSUE_CYCLES = {"mxfp4": 420, "nvfp4": 460, "int4_g128": 620}
-# Of a warpgroup for its own 64 rows x 256 k: its dequantisation and its products in turn, where no other fills in.
-ALONE_CYCLES = 900
-SM_BYTES_US = 45_000  # into an SM, from the L2
-LATENCY_US = 1.0  # of a byte: stages in flight over this are the rate of a block
-DRAM_BYTES_US = 4_200_000
+
+class Cost(NamedTuple):
+    """Of a tile, in us: 256 k of a block; the end of a job; sums of parts of K; jobs that are streamed."""
+
+    slice: float
+    job: float
+    split: float
+    stream: float
+
+
+# Fitted (least squares of the relative error) to 640 cold times of MXFP4 on an H200, all nine shapes, M = 16 to 4096. Every plan
+# pays FIXED_US. A slice is bound by dequantisation and issue up to 64 tokens, by the tensor cores from 128 on.
+FIXED_US = 2.24
+COSTS = {
+    (16, 64, 2): Cost(0.523, 0.0, 1.6, 0.0),
+    (16, 128, 1): Cost(0.727, 0.8, 1.1, 6.0),
+    (32, 64, 2): Cost(0.549, 0.0, 1.9, 0.0),
+    (32, 128, 1): Cost(0.764, 0.7, 1.5, 6.2),
+    (64, 64, 2): Cost(0.607, 2.4, 0.0, 0.0),
+    (64, 128, 1): Cost(0.924, 0.9, 2.0, 6.8),
+    (128, 128, 1): Cost(1.416, 1.0, 3.6, 8.8),
+    (128, 256, 1): Cost(2.567, 1.9, 5.6, 20.1),
+    (256, 128, 1): Cost(2.535, 1.4, 5.1, 14.5),
+}
+OVER_US = 0.5  # all leave the stages before sums are sent over them
+SHARED_FACTOR = 1.02  # blocks that share activations wait for one another
+
+
+def inverse(divisor: int) -> int:
+    """2^32 / divisor, rounded up: the upper half of a 64-bit product with it is a division, of numbers below inverse.
+
+    Nothing is divided by 1: its inverse does not fit into 32 bits.
+    """
+    return -(-(2**32) // divisor) % 2**32
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,7 @@ class GemmPlan:
     group                  token tiles that are walked together, for the L2
     row_jobs, token_jobs   tiles of rows (of all blocks that share) and of tokens
     clusters               that take the jobs in turn
+    whole_jobs             the first, which clusters take whole; the rest is streamed
     sums_offset            bytes to where sums of other parts of K come in; 0 where they come in over the stages
     shared_bytes           of dynamic shared memory
     reasons                why, one sentence a choice; no part of what a plan is
@@ -115,6 +140,7 @@ class GemmPlan:
     row_jobs: int
     token_jobs: int
     clusters: int
+    whole_jobs: int
     sums_offset: int
     shared_bytes: int
     reasons: tuple[str, ...] = field(default=(), compare=False)
@@ -155,9 +181,24 @@ class GemmPlan:
         return self.row_jobs * self.token_jobs
 
     @property
-    def waves(self) -> int:
-        """Jobs of the cluster with the most."""
-        return -(-self.jobs // self.clusters)
+    def split_inverse(self) -> int:
+        """The kernel divides by the split by it."""
+        return inverse(self.split)
+
+    @property
+    def clusters_inverse(self) -> int:
+        """The kernel divides by the clusters by it."""
+        return inverse(self.clusters)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether some jobs are shared between clusters, whose sums then go through memory."""
+        return self.whole_jobs < self.jobs
+
+    @property
+    def waves(self) -> float:
+        """Jobs of the cluster with the most; of each, where slices are shared evenly."""
+        return self.jobs / self.clusters if self.streamed else -(-self.jobs // self.clusters)
 
     @property
     def most_rows(self) -> int:
@@ -249,6 +290,7 @@ class Problem:
         w_stages: int | None = None,
         group: int | None = None,
         clusters: int | None = None,
+        streamed: bool = False,
     ) -> GemmPlan | None:
         """The plan of these choices; None where it does not fit.
 
@@ -256,17 +298,27 @@ class Problem:
         x_stages, w_stages   None: as far ahead as both can be
         group     None: as the L2 likes it
         clusters  at most; None: as many as run at a time
+        streamed  share the slices of the jobs that fill no wave; there is no such plan where all waves are full
         """
         layout = self.layout
         if share * split > min(MAX_CLUSTER, self.sm_count) or split > layout.chunks:
             return None
         if share > 1 and tile.tokens < MIN_SHARED_TOKENS * share:
             return None
+        if (tile.k_ways > 1 and split == 1) or (streamed and split > 1):
+            return None  # warpgroups send their sums as blocks of a cluster do
         row_jobs = -(-layout.n // (tile.rows * share))
         token_jobs = -(-self.m // tile.tokens)
         limit = cluster_limit(share * split, self.sm_count)
-        clusters = min(row_jobs * token_jobs, limit if clusters is None else clusters)
-        chunks = -(-layout.chunks // split) * -(-row_jobs * token_jobs // clusters)  # of a block
+        jobs = row_jobs * token_jobs
+        clusters, whole_jobs = min(jobs, limit) if clusters is None else min(jobs, clusters), jobs
+        if streamed:
+            full, rest = divmod(jobs, limit)
+            if not rest or layout.slices == 1 or limit == 1:
+                return None
+            # Every run has a slice, or a cluster would wait for one that leaves no sums.
+            clusters, whole_jobs = min(limit, jobs * layout.slices), max(0, full - 1) * limit
+        chunks = -(-layout.chunks // split) * -(-jobs // clusters)  # of a block
         sums = sums_bytes(tile, split)
         if over is None:
             found = self._stages(tile, chunks, self.budget - sums, x_stages, w_stages)
@@ -295,6 +347,7 @@ class Problem:
             row_jobs=row_jobs,
             token_jobs=token_jobs,
             clusters=clusters,
+            whole_jobs=whole_jobs,
             sums_offset=sums_offset,
             shared_bytes=sums_offset + sums if sums_offset else stages + barriers,
         )
@@ -411,8 +464,8 @@ def plan_gemm(
 
 
 MOST_CANDIDATES = 40
-SPLIT_WAVES = 2  # blocks over those that run at a time, up to which K is split
 FEWEST_SPLIT_CHUNKS = 4  # of a part, where there are more parts than one
+STREAMED_WAVES = 4  # from so many on the last one costs less than the sums that go through memory
 FEWEST_BUSY = 0.25  # of the SMs, where another plan has more
 
 
@@ -445,40 +498,34 @@ def _fitting(problem: Problem) -> Iterator[GemmPlan]:
             for split in range(1, MAX_CLUSTER // share + 1):
                 if split > 1 and layout.chunks < FEWEST_SPLIT_CHUNKS * split:
                     continue
-                for over in (False, True) if split * tile.k_ways > 1 else (False,):
+                for over in _over(tile, split):
                     plan = problem.plan(tile, share, split, over)
                     if plan and (split == 1 or _may_split(problem, plan)):
                         yield plan
+            plan = problem.plan(tile, share, streamed=True)
+            if plan and plan.jobs < STREAMED_WAVES * plan.clusters:
+                yield plan
+
+
+def _over(tile: Tile, split: int) -> tuple[bool, ...]:
+    """Whether sums may come in over the stages: from 128 tokens on a place of their own would leave too few stages."""
+    if split == 1:
+        return (False,)
+    return (True,) if tile.tokens >= 128 else (False, True)
 
 
 def _may_split(problem: Problem, plan: GemmPlan) -> bool:
-    return plan.jobs * plan.cluster <= SPLIT_WAVES * problem.sm_count
+    return plan.jobs <= cluster_limit(plan.cluster, problem.sm_count)
 
 
 def _cost_us(problem: Problem, plan: GemmPlan) -> float:
-    """What a call takes: a fixed part, then of each job its slices and its end. Sums of the constants above."""
-    layout = problem.layout
-    tile = _tile(plan.tokens, plan.rows, plan.k_ways)
-    slices = -(-layout.chunks // plan.split) / CHUNKS
-    job = slices * _slice_us(problem, plan, tile) + plan.rows * plan.tokens * 2 / STORE_BYTES_US
-    fixed = FIXED_US + CLUSTER_US * (plan.cluster > 1)
-    sums = SPLIT_US * (plan.parts > 1) + OVER_US * plan.over_stages
-    busy = plan.waves * (job + sums) + (plan.waves - 1) * JOB_US
-    return fixed + max(busy, layout.nbytes / DRAM_BYTES_US)
-
-
-def _slice_us(problem: Problem, plan: GemmPlan, tile: Tile) -> float:
-    """Of a block, for 256 k: the longest of what goes on at a time."""
-    tiles = tile.rows // 64
-    instruction = max(tile.tokens / 2, FEWEST_TENSOR_CYCLES) / TENSOR_EFFICIENCY
-    tensor = tiles * (SLICE // 16) * instruction / CLOCK
-    issue = tiles * ISSUE_CYCLES[problem.layout.format] / CLOCK
-    alone = tile.row_tiles * (ALONE_CYCLES + (SLICE // 16) * tile.tokens / 2) / tile.k_ways / CLOCK
-    weights = problem.w_stage_bytes(tile)
-    x = CHUNKS * X_CHUNK_BYTES * tile.tokens
-    rate = min(SM_BYTES_US, plan.w_stages * weights / LATENCY_US)
-    copies = max(weights / rate, (weights + x / plan.share) / SM_BYTES_US)
-    return max(tensor, issue, alone, copies)
+    """What a call takes: a fixed part, the slices and ends of the jobs of a cluster, and what sums of others cost."""
+    cost = COSTS[plan.tokens, plan.rows, plan.k_ways]
+    slices = -(-problem.layout.chunks // plan.split) / CHUNKS
+    jobs = plan.waves * (slices * cost.slice + cost.job)
+    sums = cost.split * (plan.split > 1) + cost.stream * plan.streamed
+    over = OVER_US * plan.over_stages
+    return FIXED_US + sums + over + jobs * (SHARED_FACTOR if plan.share > 1 else 1.0)
 
 
 # ---- the ablation ----------------------------------------------------------------------------------------------
@@ -487,35 +534,42 @@ def _slice_us(problem: Problem, plan: GemmPlan, tile: Tile) -> float:
 class Step(NamedTuple):
     """Where a step of the ablation is launched from.
 
-    source, entry   cuda/<source>.cu and its entry, with {format}; None: the product's, of the plan
-    choices         of `complete`, instead of what `plan_gemm` chooses
+    source, entry   cuda/<source>.cu and its entry, with {format}; None: the entry of the plan
+    choices         of `complete`, beside those of the steps before
+    own             what is from here on as `plan_gemm` has it
     """
 
     source: str = "qgemm_mx"
     entry: str | None = None
     choices: dict[str, Any] = {}  # noqa: RUF012 - never written
+    own: tuple[str, ...] = ()
 
 
 # Steps from a plain kernel to the product: id, what the step changes, time over that of the step before as it was
-# predicted before any of them was timed.
+# predicted before any of them was timed. Each keeps what those before it changed.
 ABLATION_STEPS = (
-    ("step0", "one stage of weights, one block a cluster, whole K", None),
-    ("step1", "two stages of weights", 0.80),
-    ("step2", "as many stages as shared memory holds", 0.90),
-    ("step3", "blocks share activations", 0.95),
-    ("step4", "blocks of a cluster split K", 0.90),
-    ("step5", "token tiles are walked in groups", 0.95),
-    ("step6", "warpgroups of a block share K", 0.97),
+    (
+        "step0",
+        "one stage of weights, every product waited for, 64 tokens a block, no cluster, a block a job,"
+        " token tiles one after the other",
+        None,
+    ),
+    ("step1", "as many stages as shared memory holds", 0.55),
+    ("step2", "the next fragments are made while a product runs", 0.85),
+    ("step3", "as many tokens a block as M asks for", 0.75),
+    ("step4", "persistent blocks that walk token tiles in groups", 0.97),
+    ("step5", "K split over a cluster, or jobs streamed, as the plan has it", 0.85),
     ("qgemm_mx", "the plan's own tile and cluster", 0.97),
 )
+_WAITING = ("qgemm_ablations", "qgemm_mx_waiting_{format}_bf16_t64_r128")
+_PLAIN = {"tokens": 64, "rows": 128, "w_stages": 1, "x_stages": 2, "group": 1, "clusters": MOST_M}
 STEPS: dict[str, Step] = {
-    "step0": Step(choices={"w_stages": 1, "x_stages": 2, "group": 1, "share": 1, "split": 1}),
-    "step1": Step(choices={"w_stages": 2, "group": 1, "share": 1, "split": 1}),
-    "step2": Step(choices={"group": 1, "share": 1, "split": 1}),
-    "step3": Step(choices={"group": 1, "split": 1}),
-    "step4": Step(choices={"group": 1}),
-    "step5": Step(),
-    "step6": Step(),
+    "step0": Step(*_WAITING, choices=_PLAIN),
+    "step1": Step(*_WAITING, choices={"w_stages": None, "x_stages": None}),
+    "step2": Step(),
+    "step3": Step(own=("tokens",)),
+    "step4": Step(choices={"clusters": None}, own=("group",)),
+    "step5": Step(own=("split", "over", "streamed")),
 }
 
 
@@ -529,9 +583,19 @@ def ablation(
     if step not in STEPS:
         names = ", ".join(name for name, *_ in ABLATION_STEPS)
         raise ValueError(f"{step!r} is no step of the ablation: {names}")
-    made = STEPS[step]
-    chosen = {"tokens": own.tokens, "rows": own.rows, "k_ways": own.k_ways}
-    chosen |= {"share": own.share, "split": own.split} | made.choices
-    plan = complete(n, k, m, format, sm_count, smem_per_sm, **chosen)
+    has = {"tokens": own.tokens, "group": own.group, "split": own.split, "over": own.over_stages}
+    has["streamed"] = own.streamed
+    chosen: dict[str, Any] = {}
+    for name, made in STEPS.items():
+        chosen |= made.choices | {of: has[of] for of in made.own}
+        if name == step:
+            break
+    if made.entry is not None and format != "mxfp4":
+        raise ValueError(f"{step} is there for mxfp4, not for {format}")
+    problem = (n, k, m, format, sm_count, smem_per_sm)
+    try:
+        plan = complete(*problem, **chosen)
+    except ValueError:  # with this tile all waves are full, or sums have no such place
+        plan = complete(*problem, **chosen | {"over": None, "streamed": False})
     entry = plan.entry(format, "bf16") if made.entry is None else made.entry.format(format=format)
     return made.source, entry, plan

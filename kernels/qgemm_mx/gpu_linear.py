@@ -30,7 +30,7 @@ from . import operands
 from .device import Device, current_device, device
 from .formats import FORMATS, get_format
 from .gemm_launch import MatrixLaunch, operand_range, operand_scale
-from .gemm_plan import GemmPlan, entries, plan_gemm, rounded, takes_gemm
+from .gemm_plan import MOST_WARPS, PARTIAL_BYTES, GemmPlan, entries, plan_gemm, rounded, takes_gemm
 from .gemv_launch import Launch
 from .gemv_layout import gemv_layout
 from .gemv_plan import (
@@ -104,6 +104,7 @@ class _ByRows(dict):
 def _matrix_functions(ordinal: int, format: str) -> dict[str, Any]:
     """Every entry of qgemm_mx for a format, loaded, with leave to use all the shared memory that a block may have."""
     gpu = device(ordinal)
+    gpu.prepare_workspaces(PARTIAL_BYTES, MOST_WARPS)
     most = min(gpu.smem_per_sm - SMEM_OF_SYSTEM, SMEM_PER_BLOCK)
     return {entry: gpu.function(MatrixLaunch.SOURCE, entry, most) for entry in entries(format)}
 

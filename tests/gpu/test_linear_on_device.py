@@ -166,7 +166,7 @@ def test_strided_checkpoints_and_the_array_path_on_the_device(fmt, cp):
 @pytest.mark.parametrize(
     ("fmt", "code", "wide"),
     [("mxfp4", 192, False), ("mxfp4", 193, True), ("mxfp4", 255, True), ("nvfp4", 0x7E, False),
-     ("nvfp4", 0x7F, True), ("nvfp4", 0x80, True)],
+     ("nvfp4", 0xFE, False), ("nvfp4", 0x7F, True), ("nvfp4", 0xFF, True)],
 )  # fmt: skip
 def test_one_wide_scale_is_found(fmt, code, wide, cp):
     host = random_weight(fmt, 100, 640)
@@ -269,7 +269,9 @@ def test_each_scale_code(fmt, m, wide, cp):
     values = np.full((n, k // 2), 0x22, np.uint8)
     codes = np.broadcast_to(np.arange(n, dtype=np.uint8)[:, None], (n, k // group))
     if not wide:  # without them, every slice would take the exact path
-        codes = np.minimum(codes, {"mxfp4": 192, "nvfp4": 0x7E}[fmt])
+        most = {"mxfp4": 192, "nvfp4": 0x7E}[fmt]
+        sign = 0x80 if fmt == "nvfp4" else 0
+        codes = np.minimum(codes & ~np.uint8(sign), most) | codes & sign
     host = PackedWeight(fmt, n, k, values, codes.copy(), 1.0 if fmt == "nvfp4" else None)
     weight = gpu_linear.pack_weight(host)
     assert weight.wide is wide
@@ -728,7 +730,7 @@ def test_the_torch_operator_compiles_and_is_captured(cp):
     y = eager.reshape(6, 40).view(torch.int16).cpu().numpy().view(np.uint16)
     assert_close(y, bits, host, bias.double().cpu().numpy())
     arguments = (
-        x.reshape(6, 384), module.data, module.row_scale, bias, "nvfp4", 40, 384, False,
+        x.reshape(6, 384), module.data, module.row_scale, bias, "nvfp4", 40, 384, False, 0, True,
     )  # fmt: skip
     torch.library.opcheck(torch_op.linear, arguments, test_utils=("test_schema", "test_faketensor"))
     assert torch.equal(torch.compile(module, fullgraph=True)(x), eager)

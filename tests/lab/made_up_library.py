@@ -13,7 +13,8 @@ import pytest
 
 from lab import product_arms
 from lab.product_arms import Packed
-from qgemm_mx import gpu_linear, operands
+from qgemm_mx import gemm_launch, gemv_launch, gpu_linear, operands
+from qgemm_mx.device import TensorMap
 from qgemm_mx.formats import FORMATS, weight_bytes
 
 
@@ -34,14 +35,34 @@ class Array:
         """Nothing to fill."""
 
 
+def in_memory(arguments: int) -> dict[str, Any]:
+    """What a driver reads of qgemv_mx: the addresses of the arguments, each as long as its type."""
+    addresses = (ctypes.c_void_p * len(gemv_launch.ARGUMENTS)).from_address(arguments)
+    return {
+        name: kind.from_address(address).value
+        for (name, kind), address in zip(gemv_launch.ARGUMENTS.items(), addresses, strict=True)
+    }
+
+
+def in_structure(arguments: int) -> dict[str, Any]:
+    """The same of qgemm_mx, which takes one structure; of the tensor map what `Gpu.encode_map` wrote."""
+    at = ctypes.c_void_p.from_address(arguments).value
+    found = gemm_launch.MatrixArguments.from_address(at)
+    kept = [name for name in gemm_launch.MATRIX_ARGUMENTS if name not in gemm_launch.UNUSED]
+    values = {name: getattr(found, name) for name in kept}
+    return {**values, "x": tuple(values["x"].opaque[:6])}
+
+
 class Gpu:
-    """Notes what is launched, in order: entry, grid, stream, programmatic, arguments by name."""
+    """Notes what is launched, in order: entry, grid, cluster, stream, programmatic, arguments by name."""
 
     ordinal, sm_count, smem_per_sm, alone = 0, 132, 233472, True
 
     def __init__(self) -> None:
         self.launched: list[SimpleNamespace] = []
         self.loaded: list[tuple[str, str]] = []
+        self.prepared: tuple[int, int] | None = None
+        self.status = (0, 124, 110)  # of packing: wide, largest and least code
 
     def is_current(self) -> bool:
         return True
@@ -59,20 +80,32 @@ class Gpu:
         *_, stream, arguments, _ = rest
         self._note(handle, grid, stream, arguments, False)
 
-    def enqueue_programmatic(self, config: Any, handle: int, arguments: int) -> None:
-        self._note(handle, config.gridDimX, config.hStream or 0, arguments, True)
+    def enqueue_as(self, config: Any, handle: int, arguments: int) -> None:
+        found = {a.id: a.value for a in config.attrs[: config.numAttrs]}
+        assert set(found) <= {4, 6}
+        stream, cluster = config.hStream or 0, found.get(4, 1)
+        self._note(handle, config.gridDimX, stream, arguments, 6 in found, cluster)
 
-    def _note(self, handle: int, grid: int, stream: int, at: int, programmatic: bool) -> None:
-        addresses = (ctypes.c_void_p * len(gpu_linear.ARGUMENTS)).from_address(at)
-        values = {
-            name: kind.from_address(address).value
-            for (name, kind), address in zip(gpu_linear.ARGUMENTS.items(), addresses, strict=True)
-        }
+    def encode_map(
+        self, at: int, pointer: int, shape: tuple[int, int], stride: int, box: tuple[int, int]
+    ) -> None:
+        TensorMap.from_address(at).opaque[:6] = [pointer, *shape, stride, *box]
+
+    def prepare_workspaces(self, block_bytes: int, block_flags: int) -> None:
+        self.prepared = (block_bytes, block_flags)
+
+    def workspace(self, stream: int) -> tuple[int, int] | None:
+        return (1 << 20, 1 << 21) if self.prepared else None
+
+    def _note(
+        self, handle: int, grid: int, stream: int, at: int, programmatic: bool, cluster: int = 1
+    ) -> None:
         source, entry = self.loaded[handle]
+        read = in_structure if source.startswith("qgemm") else in_memory
         self.launched.append(
             SimpleNamespace(
                 source=source, entry=entry, grid=grid, stream=stream, programmatic=programmatic,
-                arguments=values,
+                arguments=read(at), cluster=cluster,
             )
         )  # fmt: skip
 
@@ -89,7 +122,7 @@ class Gpu:
         return Array(array.shape, array.dtype)
 
     def download(self, array: Any) -> np.ndarray:
-        return np.array([0])
+        return np.array(self.status)
 
 
 class Stream:
@@ -121,9 +154,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(gpu_linear, "as_cupy", lambda name, array: array)
     for module in (gpu_linear, product_arms):
         monkeypatch.setattr(module, "device", lambda ordinal: made)
-    for cached in (gpu_linear.launches, gpu_linear._by_rows):
-        cached.cache_clear()
+    forget()
     return made
+
+
+def forget() -> None:
+    """Drop the launches that the library keeps."""
+    for cached in (
+        gpu_linear.launches, gpu_linear._by_rows, gpu_linear.matrix_launches,
+        gpu_linear._matrix_functions,
+    ):  # fmt: skip
+        cached.cache_clear()
 
 
 def weights(fmt: str = "mxfp4", n: int = 40, k: int = 384, copies: int = 3) -> SimpleNamespace:

@@ -14,6 +14,7 @@ from synthetic_r1 import floor_us
 from lab import (
     analysis_r2,
     audit,
+    bars,
     bars_r2,
     page,
     profile_r2,
@@ -248,7 +249,7 @@ def test_a_peer_that_is_faster_in_one_cell_is_named():
     assert one.status == bars_r2.MISSED and "peer/humming_fp8" in one.how
     assert {m.against for m in found.misses if m.bar.id == "peers"} == {"peer/humming_fp8"}
     assert bar(found, "peers", "nvfp4").status == bars_r2.NOT_RUN
-    table = analysis_r2.bar_table(found)
+    table = analysis_r2.tables(found)["r2_bars"]
     lost = table[(table["row"] == "cell") & (table["bar"] == "peers")]
     assert len(lost) == one.missed == 27 and set(lost["how"]) == {"peer/humming_fp8"}
 
@@ -259,11 +260,11 @@ def test_an_undecided_cell_is_not_counted_as_missed_on_either_side_of_the_limit(
         for value, width in ((1.30, 1.01), (1.21, 1.02), (1.19, 1.02), (1.10, 1.01))
     )
     parts = [
-        bars_r2._Part(Point(name, 1, 1, 1, "cold_graph"), "mxfp4", value, "why")
+        bars.Part(Point(name, 1, 1, 1, "cold_graph"), "mxfp4", value, "why")
         for name, value in (("b", below), ("a", above), ("met", met), ("missed", missed))
     ]
     empty = bars_r2.Bar("floor_large", "", "mxfp4", "below", 1.2, "ratio", None)
-    one, lost = bars_r2._over_cells(empty, parts, 4)
+    one, lost = bars.over_cells(empty, parts, 4)
     assert (one.status, one.cells, one.missed, one.undecided) == (bars_r2.MISSED, 4, 1, 2)
     words = [(m.point.shape, m.status) for m in lost]
     assert words == [("missed", "missed"), ("a", "undecided"), ("b", "undecided")]
@@ -274,7 +275,7 @@ def test_the_table_of_bars_counts_missed_and_undecided_cells_apart():
         1.2 / 1.1 / 1.03
     )  # at M = 8 this puts the cell on the limit, and noise on both sides of it
     found = analysed(slow={("mxfp4", "llama70b_qkv", 8): edge}, noise=0.02, blocks=3, chain=False)
-    table = analysis_r2.bar_table(found)
+    table = analysis_r2.tables(found)["r2_bars"]
     assert list(table.columns)[-1] == "undecided"
     cells = table[table["row"] == "cell"]
     assert set(cells["status"]) == {"missed", "undecided"}
@@ -401,7 +402,7 @@ STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
         ({STALLED.format("branch"): 20.0}, "warps wait on branch"),
         ({ISSUE: 70.0}, "issue-bound"),
         ({"gpu__time_duration.sum": 4096 * 4096 * 17 / 32 / 3.9e3, ISSUE: 80.0}, "memory-bound"),
-        ({"dram__bytes_read.sum": 4096 * 4096.0}, "it reads 1.88 times the bytes of the weight"),
+        ({"dram__bytes_read.sum": 4096 * 4096.0}, "it reads 1.88 times the bytes of its operands"),
         ({"smsp__sass_inst_executed_op_local_st.sum": 7.0, ISSUE: 90.0}, "registers spill"),
     ],
 )

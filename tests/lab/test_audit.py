@@ -12,7 +12,17 @@ import pandas as pd
 import pytest
 from prereg_kit import Repo, cell, claim, estimand, fp8, speedup, write_claims
 
-from lab import analysis_r1, analysis_r2, audit, cells, readme, registry, report_audit, verdicts
+from lab import (
+    analysis_r1,
+    analysis_r2,
+    analysis_r2b,
+    audit,
+    cells,
+    readme,
+    registry,
+    report_audit,
+    verdicts,
+)
 
 ARMS = [(cell(), 2.0), (fp8(), 4.0)]
 ROW = claim("r2.qgemv_mx.fast", "threshold", speedup())
@@ -37,6 +47,7 @@ def no_constants_of_legs(monkeypatch):
     """The campaigns here have the cells of one problem and are no whole records of R2."""
     nothing = SimpleNamespace(constants=({}, {}))
     monkeypatch.setattr(report_audit, "analysis_r2_of", lambda repo, folder: nothing)
+    monkeypatch.setattr(report_audit, "analysis_r2b_of", lambda repo, folder: nothing)
 
 
 @pytest.fixture
@@ -335,7 +346,7 @@ def report_of(repo):
     verdicts.write_csv(run(repo).verdicts, reports / "verdicts.csv")
     folders = sorted((repo.root / "data" / "campaigns").glob("*"))
     cells.write(cells.table(folders, verify=sound), reports / "cells.csv")
-    for module in (analysis_r1, analysis_r2):
+    for module in (analysis_r1, analysis_r2, analysis_r2b):
         for name, table in module.tables(None).items():
             (reports / f"{name}.csv").write_text(module.to_csv(table))
     (reports / "index.html").write_text("<p>2 claims, 1 MISS</p>")
@@ -373,6 +384,7 @@ def digits(path):
         ("reports/cells.csv", lambda path: path.write_bytes(b"\xff\n")),
         ("reports/r1_production.csv", removed),
         ("reports/r2_bars.csv", removed),
+        ("reports/r2b_bars.csv", removed),
         ("reports/r1_experiments.csv", lambda path: path.write_text(path.read_text() + "\n")),
         (
             "reports/r1_causes.csv",
@@ -396,7 +408,10 @@ def test_sums_that_were_redone_do_not_hide_an_edited_table(repo):
     assert {p.path for p in result.problems} == {"reports/cells.csv"}
 
 
-@pytest.mark.parametrize("name", [*analysis_r1.empty_tables(), *analysis_r2.empty_tables()])
+@pytest.mark.parametrize(
+    "name",
+    [name for part in (analysis_r1, analysis_r2, analysis_r2b) for name in part.empty_tables()],
+)
 def test_sums_that_were_redone_do_not_hide_an_edited_table_of_a_rung(repo, name):
     shown = report_of(repo)
     path = repo.root / "reports" / f"{name}.csv"

@@ -52,3 +52,11 @@ def test_nothing_is_said_where_both_agree():
 def test_the_newest_of_the_others_is_compared():
     gaps = found(*rows("r0", {A: 1.0}), *rows("r1", {A: 8.9}))
     assert gaps.earlier == "r1" and gaps.slower == 0
+
+
+def test_a_later_campaign_and_another_m_say_nothing_of_an_earlier_one():
+    assert found(*rows("r2b", {A: 4.5, B: 4.1})) is None
+    both = found(*rows("r1", {A: 4.5, B: 4.1}), *rows("r2b", {A: 1.0, B: 1.0}))
+    assert (both.earlier, both.slower) == ("r1", 1)
+    assert found(*rows("r1", {A: 4.5, B: 4.1}, m=64)) is None
+    assert "dropped" not in peer_gaps.sentence(both, "")

@@ -146,8 +146,8 @@ def test_fewer_nodes_and_blocks_from_1024_on(frozen) -> None:
 )
 def test_who_is_timed_where(frozen, kernel, role, wrong, regimes) -> None:
     names = {"cold_graph": "cold", "hot_graph": "hot", "cold_loop": "loop", "chain_pdl": "chain"}
-    assert protocol.regimes_at(frozen, "decode_chain") == tuple(names)
-    assert protocol.regimes_at(frozen, "gate_up") == tuple(names)[:3]
+    assert protocol.regimes_at(frozen, "decode_chain", 1) == tuple(names)
+    assert protocol.regimes_at(frozen, "gate_up", 1) == tuple(names)[:3]
     taken = [
         short
         for regime, short in names.items()

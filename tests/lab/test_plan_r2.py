@@ -148,8 +148,8 @@ def test_a_name_that_is_no_shape_is_refused(frozen, shapes) -> None:
 )
 def test_who_is_timed_where(frozen, kernel, role, regimes) -> None:
     names = {"cold_graph": "cold", "hot_graph": "hot", "cold_loop": "loop", "chain_pdl": "chain"}
-    assert protocol.regimes_at(frozen, "decode_chain") == tuple(names)
-    assert protocol.regimes_at(frozen, "gate_up") == tuple(names)[:3]
+    assert protocol.regimes_at(frozen, "decode_chain", 1) == tuple(names)
+    assert protocol.regimes_at(frozen, "gate_up", 1) == tuple(names)[:3]
     taken = [
         short
         for regime, short in names.items()

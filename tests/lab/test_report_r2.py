@@ -234,7 +234,7 @@ def test_the_heading_says_one_cell_and_leaves_out_what_is_none(shown):
     def line(*statuses: str) -> str:
         miss = shown.found.misses[0]
         misses = tuple(dataclasses.replace(miss, status=s) for s in statuses)
-        return report_r2.missed_line(dataclasses.replace(shown.found, misses=misses))
+        return report_r2.missed_line(misses)
 
     assert line("missed", "undecided", "missed") == "2 cells missed and 1 undecided"
     assert line("missed") == "1 cell missed"

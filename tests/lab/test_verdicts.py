@@ -378,6 +378,30 @@ def test_campaigns_are_read_newest_first(tmp_path):
     assert found.observed == pytest.approx(2.0, rel=0.01)
 
 
+def test_parts_of_a_rung_are_asked_together_the_newest_first(tmp_path):
+    """A claim of R2 asks both campaigns of the decode part and that of the other, before any of another rung."""
+    repo, arms = Repo(tmp_path / "r"), [(cell(), 2.0), (fp8(), 4.0)]
+    plain = {"unit": "ratio", "ci_low": None, "ci_high": None, "n": None, "how": "made up"}
+
+    def record(day, rung, arms=arms):
+        name, created = f"{rung.lower()}-x-2026120{day}-0", f"2026-12-0{day}T00:00:00Z"
+        given = {"made_up": plain | {"value": float(day)}}
+        return repo.campaign(arms, name=name, rung=rung, created_utc=created, constants=given)
+
+    old, other, new, last = (record(*x) for x in ((1, "R2"), (2, "R2b", arms[:1]), (3, "R2"), (4, "R0")))  # fmt: skip
+    folders = [old, other, new, last]
+    evidence = Evidence.from_campaigns(folders, {"R2": "0" * 64, "R2b": "1" * 64, "R0": "0" * 64})
+    assert evidence.asked("R2") == [new.name, other.name, old.name, last.name]
+    assert evidence.constant("R2", "made_up")["campaign"] == new.name
+    assert evidence.constant("R1", "made_up")["campaign"] == last.name
+    assert set(evidence.deviations) == {other.name}  # each part has a protocol of its own
+    assert one(ratio(), evidence).campaign == new.name
+    assert one(ratio(), Evidence.from_campaigns([old, other])).campaign == old.name
+    computed = {"R2b": lambda folder: ({"of_the_part": plain | {"value": 7.0}}, {})}
+    found = Evidence.from_campaigns(folders, computed=computed)
+    assert found.own_constants["R2", "of_the_part"]["campaign"] == other.name
+
+
 @pytest.mark.parametrize(
     ("change", "verdict", "reason"),
     [

@@ -18,8 +18,14 @@ import pytest
 
 from qgemm_mx import gemv_layout as gl
 from qgemm_mx import probes
-from qgemm_mx.formats import FORMATS, encode_bf16
-from qgemm_mx.packing import PackedWeight, quantize, reference_matmul, unpack_nibbles
+from qgemm_mx.formats import E4M3_VALUES, FORMATS, encode_bf16
+from qgemm_mx.packing import (
+    PackedWeight,
+    dequantize,
+    quantize,
+    reference_matmul,
+    unpack_nibbles,
+)
 
 SHAPES = [
     (fmt, n, k)
@@ -100,8 +106,25 @@ def test_every_weight_stands_where_the_map_says(fmt, n, k):
     size = FORMATS[fmt].scale_dtype.itemsize
     at = gl.scale_offset(layout, row, np.arange(k // FORMATS[fmt].group)[None, :])
     scales = packed[at[..., None] + np.arange(size)].view(FORMATS[fmt].scale_dtype)[..., 0]
-    stored = weight.scales + np.uint8(62) if fmt == "mxfp4" else weight.scales  # wraps
+    stored = weight.scales
+    if fmt == "mxfp4":
+        stored = stored + np.uint8(62)  # wraps
+    elif fmt == "nvfp4":
+        stored = gl.E5M3_OF_E4M3[stored]
     assert np.array_equal(scales, stored)
+
+
+@pytest.mark.parametrize("fmt", gl.GEMV_FORMATS)
+def test_k_stands_in_the_order_of_the_instruction(fmt):
+    """Pair j of step s of lane 4g + t is register j of the A fragment, in every format."""
+    layout = gl.gemv_layout(fmt, 16, 256)
+    chunk, step, j = (np.arange(4).reshape(shape) for shape in ((4, 1, 1, 1), (4, 1, 1), (4, 1)))
+    k = 64 * chunk + 16 * step + 2 * T + 8 * (j // 2)
+    for low in range(2):
+        place = gl.value_place(layout, G + 8 * (j % 2), k + low)
+        offset = layout.unit_scale_bytes + 512 * chunk + 16 * np.arange(32) + 4 * step
+        assert (place.offset == offset).all()
+        assert (place.pair == j).all() and (place.half == low).all()
 
 
 @pytest.mark.parametrize("fmt", gl.GEMV_FORMATS)
@@ -127,7 +150,47 @@ def test_every_scale_code_comes_back(fmt):
     k = 16 * FORMATS[fmt].group
     layout = gl.gemv_layout(fmt, 16, k)
     packed = gl.pack(layout, np.zeros((16, k // 2), np.uint8), scales)
-    assert np.array_equal(gl.unpack(layout, packed)[1], scales)
+    assert np.array_equal(gl.unpack(layout, packed)[1], scales & (0xFF if fmt == "mxfp4" else 0x7F))
+
+
+# ---------------------------------------------------------------- what nvfp4 scales become
+
+
+def test_every_e4m3_scale_is_an_e5m3_code_times_the_powers_that_the_kernels_rely_on():
+    codes = gl.E5M3_OF_E4M3
+    size = np.abs(E4M3_VALUES.astype(np.float64))
+    nan, zero = np.isnan(size), size == 0
+    assert codes.dtype == np.uint8 and (codes[nan] == 255).all() and (codes[zero] == 0).all()
+    assert (codes[~nan] < 255).all()
+    fp32 = (codes.astype(np.uint32) << 20).view(np.float32).astype(np.float64)
+    assert np.array_equal(fp32[~nan] * 2.0**105, size[~nan])
+    as_bf16 = bf16((codes.astype(np.uint16) << 4) + np.uint16(0x7000))
+    assert np.array_equal(as_bf16[~nan & ~zero] * 2.0**-119, size[~nan & ~zero])
+    assert np.isnan(as_bf16[nan]).all() and np.isfinite(as_bf16[~nan]).all()
+    assert np.unique(codes).size == 128
+
+
+def test_signs_and_zeros_of_nvfp4_scales_are_folded_into_the_elements():
+    """Every scale code over every element, both places of a byte."""
+    scales = np.repeat(np.arange(256, dtype=np.uint8), 2).reshape(64, 8)
+    values = np.tile(np.arange(16, dtype=np.uint8) * 0x11, (64, 4))
+    values[:, 1::2] ^= 0x30  # another element beside it
+    layout = gl.gemv_layout("nvfp4", 64, 128)
+    packed = gl.pack(layout, values, scales)
+    found = gl.unpack(layout, packed)
+    assert np.array_equal(found[1], scales & 0x7F)
+    assert np.array_equal(gl.pack(layout, *found), packed)
+    codes, was = unpack_nibbles(found[0]), unpack_nibbles(values)
+    scale = np.repeat(scales, 16, axis=1)
+    assert np.array_equal(codes & 8, was & 8 ^ scale >> 4 & 8)
+    assert np.array_equal(codes & 7, np.where(scale & 0x7F == 0, 0, was & 7))
+    before, after = (
+        dequantize(PackedWeight("nvfp4", 64, 128, v, s, 1.0), np.float64)
+        for v, s in ((values, scales), found)
+    )
+    assert np.array_equal(before, after, equal_nan=True)
+    number = ~np.isnan(before)
+    assert np.array_equal(np.signbit(before[number]), np.signbit(after[number]))
 
 
 # ---------------------------------------------------------------- the packing kernel, on the host
@@ -137,13 +200,15 @@ HOST_KERNEL = """
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
+static void atomicMax(int* at, int value) { if (value > *at) *at = value; }
+static void atomicMin(int* at, int value) { if (value < *at) *at = value; }
 static struct { int x; } blockIdx, blockDim, threadIdx;
 #include "SOURCE"
 extern "C" void launch(decltype(&pack_gemv_mxfp4) kernel, int blocks, const uint8_t* values, const void* scales,
-                       uint32_t* packed, int32_t* wide, int n, int k, int64_t value_stride, int64_t scale_stride) {
+                       uint32_t* packed, int32_t* status, int n, int k, int64_t value_stride, int64_t scale_stride) {
   for (blockDim.x = 256, blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
     for (threadIdx.x = 0; threadIdx.x < 256; ++threadIdx.x)
-      kernel(values, scales, packed, wide, n, k, value_stride, scale_stride);
+      kernel(values, scales, packed, status, n, k, value_stride, scale_stride);
 }
 """
 
@@ -164,7 +229,7 @@ def host_kernel(tmp_path_factory):
 
 
 def pack_with(kernel: ctypes.CDLL, layout: gl.GemvLayout, weight: PackedWeight) -> tuple:
-    """Packed bytes and the flag, from strided arrays, by as many blocks as `pack_weight` launches and one more."""
+    """Packed bytes and the status, from strided arrays, by as many blocks as `pack_weight` launches and one more."""
 
     def strided(array, pad):
         wide = np.full((len(array), array.shape[1] + pad), 0xA5, array.dtype)
@@ -172,13 +237,20 @@ def pack_with(kernel: ctypes.CDLL, layout: gl.GemvLayout, weight: PackedWeight) 
         return wide
 
     values, scales = strided(weight.values, 5), strided(weight.scales, 3)
-    packed, flag = np.full(layout.nbytes + 64, 0xA5, np.uint8), np.zeros(1, np.int32)
-    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (values, scales, packed, flag)]
+    packed = np.full(layout.nbytes + 64, 0xA5, np.uint8)
+    status = np.array([0, 0, 255, 77], np.int32)
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (values, scales, packed, status)]
     strides = [ctypes.c_int64(a.shape[1]) for a in (values, scales)]
     entry = getattr(kernel, f"pack_gemv_{layout.format}")
     kernel.launch(entry, layout.nbytes // 1024 + 2, *pointers, layout.n, layout.k, *strides)
     assert (packed[layout.nbytes :] == 0xA5).all()
-    return packed[: layout.nbytes], bool(flag[0])
+    assert status[3] == 77
+    return packed[: layout.nbytes], status[:3].tolist()
+
+
+def status_of(weight: PackedWeight) -> list[int]:
+    least, largest = gl.code_range(weight.format, weight.scales)
+    return [int(gl.is_wide(weight.format, weight.scales)), largest, least]
 
 
 @pytest.mark.parametrize(
@@ -186,20 +258,30 @@ def pack_with(kernel: ctypes.CDLL, layout: gl.GemvLayout, weight: PackedWeight) 
 )
 def test_the_packing_kernel_writes_the_same_bytes(host_kernel, fmt, n, k):
     weight, layout = random_weight(fmt, n, k), gl.gemv_layout(fmt, n, k)
-    packed, wide = pack_with(host_kernel, layout, weight)
-    assert np.array_equal(packed, gl.pack_host(weight)) and not wide
+    packed, status = pack_with(host_kernel, layout, weight)
+    assert np.array_equal(packed, gl.pack_host(weight))
+    assert status == status_of(weight) and not status[0]
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
+def test_the_packing_kernel_writes_the_same_bytes_for_all_scale_codes(host_kernel, fmt):
+    weight = random_weight(fmt, 40, 384, scales=np.arange(256))
+    packed, status = pack_with(host_kernel, gl.gemv_layout(fmt, 40, 384), weight)
+    assert np.array_equal(packed, gl.pack_host(weight)) and status == status_of(weight)
 
 
 @pytest.mark.parametrize(
     ("fmt", "code"), [(f, c) for f in ("mxfp4", "nvfp4") for c in (0, 0x7E, 0x7F, 192, 193, 255)]
 )
-def test_the_packing_kernel_says_which_weight_is_wide(host_kernel, fmt, code):
+def test_the_packing_kernel_says_which_weight_is_wide_and_the_range_of_its_codes(
+    host_kernel, fmt, code
+):
     weight = random_weight(fmt, 17, 320)
     scales = weight.scales.copy()
     scales[16, -1] = code
     weight = dataclasses.replace(weight, scales=scales)
-    packed, wide = pack_with(host_kernel, gl.gemv_layout(fmt, 17, 320), weight)
-    assert np.array_equal(packed, gl.pack_host(weight)) and wide == gl.is_wide(fmt, scales)
+    packed, status = pack_with(host_kernel, gl.gemv_layout(fmt, 17, 320), weight)
+    assert np.array_equal(packed, gl.pack_host(weight)) and status == status_of(weight)
 
 
 # ---------------------------------------------------------------- the kernel's arithmetic
@@ -240,12 +322,12 @@ def scale_of(fmt: str, code: np.ndarray, half: bool, wide: bool, exact: bool) ->
         bits = np.where(code == 0, 0x00400000, np.where(code == 255, 0x7FC00000, code << 23))
         scale = bits.astype(np.uint32).view(np.float32).astype(np.float64)
         return scale * 2.0**62 if half and not wide else scale
-    bits = (code & 0x7F) << 20 | (code & 0x80) << 24
+    bits = code << 20
     if not exact:
-        assert (code < 0x7F).all()
-        return (bits.view(np.float32) * np.float32(2.0**127)).astype(np.float64)
-    bits = np.where(code & 0x7F == 0x7F, np.uint32(0x7FC00000), bits)
-    return (bits.view(np.float32) * np.float32(2.0 ** (127 if half else 101))).astype(np.float64)
+        assert (code < 255).all()
+        return (bits.view(np.float32) * np.float32(2.0**112)).astype(np.float64)
+    bits = np.where(code == 255, np.uint32(0x7FC00000), bits)
+    return (bits.view(np.float32) * np.float32(2.0 ** (112 if half else 86))).astype(np.float64)
 
 
 def finish(fmt: str, half: bool, wide: bool) -> float:
@@ -281,7 +363,7 @@ def emulate(
     fmt, spec = layout.format, FORMATS[layout.format]
     int4 = spec.element == "int4"
     of_set = 8 // tokens if tokens < 8 and not int4 else 1  # groups that share the columns of B
-    set_k, window = of_set * spec.group, 16 if spec.group == 16 else 32
+    set_k = of_set * spec.group
     m = len(x)
     padded = np.zeros((16, layout.slices * gl.SLICE), np.float32)
     padded[:, : layout.k] = x[np.minimum(np.arange(16), m - 1)]  # no token: the last one
@@ -318,13 +400,12 @@ def emulate(
                     # An accumulator: the weights of one group, the activations of each column's own.
                     part = np.zeros((layout.tiles, 16, 8))
                     for step in range(spec.group // 16):
-                        first = index * set_k + G % of_set * spec.group
-                        first = first + 16 * step // window * window + window // 4 * T
+                        first = index * set_k + G % of_set * spec.group + 16 * step
                         b = np.zeros((16, 8))
                         for register in range(2):
                             for low in range(2):
-                                k = first + 16 * step % window // 4 + 2 * register + low
-                                b[2 * T + low + 8 * register, G] = held[token, k]
+                                k_of_step = 2 * T + low + 8 * register
+                                b[k_of_step, G] = held[token, first + k_of_step]
                         number = index * of_set + group
                         part += a[:, number * spec.group // 16 + step] @ b
                     if exact and half:
@@ -392,8 +473,7 @@ def test_the_emulated_kernel_agrees_with_codes_to_the_end_of_their_range(fmt, to
     codes = {
         ("mxfp4", False): [0, 1, 2, 65, 66, 127, 191, 192],
         ("mxfp4", True): [0, 1, 65, 127, 192, 193, 194, 220, 254],
-        ("nvfp4", False): [0, 1, 7, 8, 0x7E],
-        ("nvfp4", True): [0, 1, 7, 8, 0x7E, 0x80, 0x81, 0x88, 0xFE],
+        ("nvfp4", False): [0, 1, 7, 8, 0x7E, 0x80, 0x81, 0x88, 0xFE],
     }.get((fmt, wide))
     n, k = 20, 384
     weight = random_weight(fmt, n, k, scales=None if codes is None else np.array(codes))
@@ -407,13 +487,15 @@ def test_the_emulated_kernel_agrees_with_codes_to_the_end_of_their_range(fmt, to
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
 @pytest.mark.parametrize("half", [False, True], ids=["bf16", "fp16"])
 def test_a_scale_that_is_not_a_number_reaches_its_row_alone(fmt, half):
-    weight = random_weight(fmt, 20, 384)
-    scales = weight.scales.copy()
+    clean = random_weight(fmt, 20, 384)
+    scales = clean.scales.copy()
     scales[3, 5] = 0xFF
-    weight = dataclasses.replace(weight, scales=scales)
+    weight = dataclasses.replace(clean, scales=scales)
     x = (fp16_activations if half else bf16_activations)(2, 384)
     y = emulate(gl.gemv_layout(fmt, 20, 384), gl.pack_host(weight), x, 2, half, True)
     assert np.isnan(y[:, 3]).all() and np.isfinite(np.delete(y, 3, axis=1)).all()
+    y[:, 3] = reference_matmul(x, clean)[:, 3] / clean.row_tensor_scale[3]
+    assert agrees(y, x, clean)
 
 
 @pytest.mark.parametrize(("fmt", "large", "small"), [("mxfp4", 62, -31), ("nvfp4", 26, -67)])
@@ -485,12 +567,17 @@ def test_placed_elements_are_the_element_times_a_power_of_two(fmt, half):
     ("fmt", "codes", "wide"),
     [
         ("mxfp4", [0, 127, 192], False), ("mxfp4", [0, 193], True), ("mxfp4", [255], True),
-        ("nvfp4", [0, 1, 0x7E], False), ("nvfp4", [0x7F], True), ("nvfp4", [0x80], True),
+        ("nvfp4", [0, 1, 0x7E, 0x80, 0xFE], False), ("nvfp4", [0x7F], True),
         ("nvfp4", [0xFF], True), ("int4_g128", [0xFFFF], False),
     ],
 )  # fmt: skip
 def test_scales_outside_the_common_range_are_wide(fmt, codes, wide):
     assert gl.is_wide(fmt, np.array([codes], FORMATS[fmt].scale_dtype)) is wide
+
+
+def test_the_range_of_scale_codes_is_that_of_mxfp4():
+    assert gl.code_range("mxfp4", np.array([[127, 3], [200, 9]], np.uint8)) == (3, 200)
+    assert gl.code_range("nvfp4", np.array([[127, 3]], np.uint8)) == (255, 0)
 
 
 @pytest.mark.parametrize(

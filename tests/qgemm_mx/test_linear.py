@@ -22,8 +22,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qgemm_mx import build, device, gemv_layout, gpu_linear, operands
+from qgemm_mx import (
+    build,
+    device,
+    gemm_launch,
+    gemm_plan,
+    gemv_launch,
+    gemv_layout,
+    gpu_linear,
+    operands,
+)
 from qgemm_mx.device import DeviceError
+from qgemm_mx.gemm_plan import plan_gemm
 from qgemm_mx.gemv_plan import TOKENS, plan_gemv
 from qgemm_mx.launch import LaunchError
 from qgemm_mx.packing import quantize
@@ -54,11 +64,22 @@ class Array:
 
 def in_memory(arguments):
     """What a driver reads: `arguments` is the address of the addresses of the arguments, each as long as its type."""
-    addresses = (ctypes.c_void_p * len(gpu_linear.ARGUMENTS)).from_address(arguments)
+    addresses = (ctypes.c_void_p * len(gemv_launch.ARGUMENTS)).from_address(arguments)
     return {
         name: kind.from_address(address).value
-        for (name, kind), address in zip(gpu_linear.ARGUMENTS.items(), addresses, strict=True)
+        for (name, kind), address in zip(gemv_launch.ARGUMENTS.items(), addresses, strict=True)
     }
+
+
+def in_structure(arguments):
+    """The same of an entry that takes one structure; of the tensor map what `Gpu.encode_map` wrote."""
+    address = ctypes.c_void_p.from_address(arguments).value
+    assert address % 64 == 0
+    found = gemm_launch.MatrixArguments.from_address(address)
+    values = {name: getattr(found, name) for name in gemm_launch.MATRIX_ARGUMENTS}
+    pointer, columns, rows, stride, *box = values["x"].opaque[:6]
+    x = SimpleNamespace(pointer=pointer, columns=columns, rows=rows, stride=stride, box=tuple(box))
+    return {**values, "x": x}
 
 
 class Gpu:
@@ -67,10 +88,12 @@ class Gpu:
     ordinal, sm_count, smem_per_sm = 0, 132, 233472
 
     def __init__(self):
-        self.launched, self.packed, self.loaded, self.allocated = [], [], [], 0
+        self.launched, self.packed, self.loaded, self.allocated, self.encoded = [], [], [], 0, 0
         self.alone, self.current, self.attached = True, True, True
-        self.wide, self.without_context, self.refused = 0, 0, None
+        self.status, self.without_context, self.refused = (0, 124, 110), 0, None  # of packing
         self.entered, self.during = [], lambda: None
+        self.prepared, self.workspaces = None, 4  # sizes of a block; streams that get one
+        self.workspace_of = {}
 
     def is_current(self):
         return self.current
@@ -99,22 +122,43 @@ class Gpu:
         assert extra == 0 and shape[1:3] == [1, 1] and shape[5:] == [1]
         self.record(handle, shape[0], tuple(shape[3:5]), shared, stream, arguments, False)
 
-    def enqueue_programmatic(self, config, handle, arguments):
+    def enqueue_as(self, config, handle, arguments):
         assert (config.gridDimY, config.gridDimZ, config.blockDimZ) == (1,) * 3
-        assert config.numAttrs == 1 and (config.attrs[0].id, config.attrs[0].value) == (6, 1)
+        found = {a.id: (a.value, *a.rest[:2]) for a in config.attrs[: config.numAttrs]}
+        assert found.pop(6, None) in (None, (1, 0, 0)) and set(found) <= {4}
+        cluster, *ones = found.get(4, (1, 1, 1))
+        assert ones == [1, 1] and config.gridDimX % cluster == 0
         self.record(
             handle, config.gridDimX, (config.blockDimX, config.blockDimY), config.sharedMemBytes,
-            config.hStream or 0, arguments, True,
+            config.hStream or 0, arguments, config.numAttrs > len(found), cluster,
         )  # fmt: skip
 
-    def record(self, handle, grid, block, shared, stream, arguments, programmatic):
+    def record(self, handle, grid, block, shared, stream, arguments, programmatic, cluster=1):
         if self.refused:
             raise self.refused
         self.during()
+        source, entry, _ = self.loaded[handle]
+        read = in_structure if source == "qgemm_mx" else in_memory
         self.launched.append(SimpleNamespace(
-            entry=self.loaded[handle][1], grid=grid, block=block, shared=shared, stream=stream,
-            programmatic=programmatic, arguments=in_memory(arguments),
+            entry=entry, grid=grid, block=block, shared=shared, stream=stream,
+            programmatic=programmatic, arguments=read(arguments), cluster=cluster,
         ))  # fmt: skip
+
+    def encode_map(self, at, pointer, shape, stride, box):
+        if self.refused:
+            raise self.refused
+        assert at % 64 == 0 and pointer % 16 == 0 and stride % 16 == 0
+        self.encoded += 1
+        device.TensorMap.from_address(at).opaque[:6] = [pointer, *shape, stride, *box]
+
+    def prepare_workspaces(self, block_bytes, block_flags):
+        self.prepared = (block_bytes, block_flags)
+
+    def workspace(self, stream):
+        if stream not in self.workspace_of and len(self.workspace_of) < self.workspaces:
+            place = 1 + len(self.workspace_of)
+            self.workspace_of[stream] = (place << 20, place << 10)
+        return self.workspace_of.get(stream)
 
     def attach(self):
         first, self.attached, self.refused = not self.attached, True, None
@@ -136,7 +180,7 @@ class Gpu:
         return made
 
     def download(self, array):
-        return np.array([self.wide])
+        return np.array(self.status)
 
 
 @pytest.fixture
@@ -152,7 +196,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(gpu_linear, "as_cupy", lambda name, array: array)
     monkeypatch.setattr(gpu_linear, "device", lambda ordinal: made)
     monkeypatch.setattr(gpu_linear, "current_device", lambda: 0)
-    caches = (gpu_linear.launches, gpu_linear._by_rows)
+    caches = (
+        gpu_linear.launches, gpu_linear._by_rows, gpu_linear.matrix_launches,
+        gpu_linear._matrix_functions,
+    )  # fmt: skip
     for cached in caches:
         cached.cache_clear()
     yield made
@@ -170,7 +217,7 @@ def named(launch):
     return SimpleNamespace(**launch.arguments)
 
 
-OF_THE_PLAN = [a for a in gpu_linear.ARGUMENTS if a not in (*gpu_linear.OF_A_CALL, "n", "k")]
+OF_THE_PLAN = [a for a in gemv_launch.ARGUMENTS if a not in (*gemv_launch.OF_A_CALL, "n", "k")]
 
 
 def cut(launch):
@@ -232,7 +279,7 @@ def test_a_format_without_a_tensor_scale_passes_a_valid_pointer(gpu):
 
 @pytest.mark.parametrize("found", [0, 1])
 def test_wide_is_what_the_packing_kernel_found(gpu, found):
-    gpu.wide = found
+    gpu.status = (found, 193 if found else 192, 190)
     weight = weight_of(gpu)
     gpu_linear.linear(Array((1, 384), BF16), weight)
     assert weight.wide is bool(found) and named(gpu.launched[0]).wide == found
@@ -337,7 +384,7 @@ def test_a_dependent_call_has_the_dependent_plan_and_a_plain_one_the_plain(
     gpu, n, k, dtype, activation, batch_invariant
 ):
     weight = weight_of(gpu, n=n, k=k)
-    for m in (1, 3, 16, 37):
+    for m in (1, 3, 16, 37) if batch_invariant or activation == "fp16" else (1, 3, 16):
         x, cuts = Array((m, k), dtype), []
         for programmatic in (False, True, False):
             gpu.launched.clear()
@@ -363,9 +410,10 @@ def test_rows_may_be_strided(gpu):
     assert (a.x_stride, a.y_stride, a.y, a.bias) == (512, 49, 1002, 4242)
 
 
-def test_more_than_sixteen_rows_go_in_several_launches(gpu):
+def test_more_than_sixteen_rows_of_fp16_go_in_several_launches(gpu):
     weight = weight_of(gpu)
-    x, out = Array((37, 384), BF16, strides=(800, 2)), Array((37, 40), BF16, strides=(100, 2))
+    x = Array((37, 384), np.float16, strides=(800, 2))
+    out = Array((37, 40), np.float16, strides=(100, 2))
     gpu_linear.linear(x, weight, out=out)
     calls = [named(launch) for launch in gpu.launched]
     assert [c.m for c in calls] == [16, 16, 5]
@@ -435,11 +483,13 @@ def test_the_stream_that_is_given_is_used(gpu, stream, address):
 def test_a_call_goes_to_the_device_of_the_weight(gpu):
     weight = weight_of(gpu)
     gpu.alone = gpu.current = False
-    out = Array((17, 40), BF16)
-    assert gpu_linear.linear(Array((17, 384), BF16), weight, out=out) is out
-    assert gpu.entered == [0] and len(gpu.launched) == 2 and not gpu.current
-    made = gpu_linear.linear(Array((1, 384), BF16), weight)
-    assert named(gpu.launched[2]).y == made.data.ptr
+    for m in (1, 17):
+        out = Array((m, 40), BF16)
+        assert gpu_linear.linear(Array((m, 384), BF16), weight, out=out) is out
+    assert gpu.entered == [0, 1] and len(gpu.launched) == 2 and not gpu.current
+    for m in (1, 17):
+        made = gpu_linear.linear(Array((m, 384), BF16), weight)
+        assert named(gpu.launched[-1]).y == made.data.ptr
 
 
 def test_a_thread_without_a_context_gets_one(gpu):
@@ -547,6 +597,14 @@ def test_a_number_that_an_argument_does_not_hold_is_named(gpu, name, least, most
             launch(value)
 
 
+def compiles(folder, lines):
+    """What a C++ compiler says of a source that may include the toolkit's headers; nothing when all is well."""
+    include = build.find_tool("nvcc").resolve().parents[1] / "include"
+    (folder / "check.cpp").write_text("\n".join(lines) + "\n")
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{include}", "check.cpp"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stderr
+
+
 KINDS = {
     "long long": ctypes.c_int64, "int": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
     "uint8_t": ctypes.c_uint8,
@@ -556,7 +614,8 @@ KINDS = {
 @pytest.mark.parametrize("name", ["qgemv_mx", "qgemv_ablations"])
 def test_the_arguments_are_those_of_every_entry(name):
     """In order, in size and in sign, after the preprocessor has made the entries; and as their structure has them."""
-    source = (build.CUDA_DIR / f"{name}.cu").read_text()
+    _, macro = (build.CUDA_DIR / "qgemv_mx.cuh").read_text().split("#define QGEMV_ENTRY")
+    source = "#define QGEMV_ENTRY" + macro + (build.CUDA_DIR / f"{name}.cu").read_text()
     text = "".join(line for line in source.splitlines(True) if not line.startswith("#include"))
     command = ["g++", "-E", "-P", "-x", "c++", "-"]
     expanded = subprocess.run(
@@ -571,9 +630,9 @@ def test_the_arguments_are_those_of_every_entry(name):
     for parameters, body in {tuple(rest) for _, *rest in entries}:
         declared = [" ".join(p.split()) for p in parameters.split(",")]
         found = {re.findall(r"\w+$", p)[0]: kind(p) for p in declared}
-        assert list(found.items()) == list(gpu_linear.ARGUMENTS.items())
+        assert list(found.items()) == list(gemv_launch.ARGUMENTS.items())
         (passed,) = re.findall(r"\(\s*\{([^}]*)\}\s*\)", body)
-        assert [p.strip() for p in passed.split(",")] == list(gpu_linear.ARGUMENTS)
+        assert [p.strip() for p in passed.split(",")] == list(gemv_launch.ARGUMENTS)
     text = (build.CUDA_DIR / "qgemv_mx.cuh").read_text()
     (members,) = re.findall(r"^struct Arguments \{(.*?)^\};", text, flags=re.M | re.S)
     members = re.sub(r"//.*", "", members)
@@ -583,7 +642,198 @@ def test_the_arguments_are_those_of_every_entry(name):
         for member in line.split(",")
         if member.strip()
     ]
-    assert names == list(gpu_linear.ARGUMENTS)
+    assert names == list(gemv_launch.ARGUMENTS)
+
+
+def test_the_structure_of_the_matrix_kernel_is_that_of_its_source(tmp_path):
+    """In order, and in place and size as the compiler lays it out."""
+    text = (build.CUDA_DIR / "qgemm_mx.cuh").read_text()
+    (members,) = re.findall(r"^struct Arguments \{(.*?)^\};", text, flags=re.M | re.S)
+    declared = re.sub(r"//.*", "", members)
+    names = [
+        re.findall(r"(\w+)(?:\[\d+\])?$", member.strip())[0]
+        for line in declared.split(";")
+        for member in line.split(",")
+        if member.strip()
+    ]
+    assert names == list(gemm_launch.MATRIX_ARGUMENTS)
+    mirror = gemm_launch.MatrixArguments
+    lines = [
+        "#include <cuda.h>", "#include <cstddef>", "#include <cstdint>",
+        "struct __nv_bfloat16 { uint16_t bits; }; struct float4;", f"struct Arguments {{{members}}};",
+        f"static_assert(sizeof(Arguments) == {ctypes.sizeof(mirror)});",
+    ]  # fmt: skip
+    for name in names:
+        place = getattr(mirror, name)
+        lines.append(f"static_assert(offsetof(Arguments, {name}) == {place.offset});")
+        lines.append(f"static_assert(sizeof(Arguments::{name}) == {place.size});")
+    for kind, sign in (("c_int32", -1), ("c_uint32", 1), ("c_uint8", 1), ("c_int64", -1)):
+        lines += [
+            f"static_assert(static_cast<decltype(Arguments::{name})>(-1) {'<' if sign < 0 else '>'} 0);"
+            for name, found in gemm_launch.MATRIX_ARGUMENTS.items()
+            if found is getattr(ctypes, kind)
+        ]
+    assert compiles(tmp_path, lines) == ""
+
+
+# ---------------------------------------------------------------- the matrix kernel
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "int4_g128"])
+@pytest.mark.parametrize("m", [17, 33, 100, 300])
+@pytest.mark.parametrize("programmatic", [False, True])
+def test_many_rows_of_bf16_are_one_launch_of_the_matrix_kernel(gpu, fmt, m, programmatic):
+    weight = weight_of(gpu, fmt)
+    x = Array((m, 384), BF16, strides=(800, 2))
+    out = Array((m, 40), BF16, strides=(98, 2), address=1002)
+    bias = Array((40,), BF16)
+    gpu_linear.linear(x, weight, out=out, bias=bias, programmatic=programmatic)
+    (launch,) = gpu.launched
+    plan, a = plan_gemm(40, 384, m, fmt, 132), named(launch)
+    assert weight.plan(m) == plan and weight.plan(m).reasons
+    assert launch.entry == plan.entry(fmt, "bf16") and launch.programmatic is programmatic
+    assert (launch.grid, launch.block, launch.cluster) == (plan.grid, plan.block, plan.cluster)
+    assert (launch.shared, launch.stream) == (plan.shared_bytes, 77)
+    kept = [n for n in gemm_launch.MATRIX_ARGUMENTS if n not in gemm_launch.OF_A_CALL and hasattr(plan, n)]  # fmt: skip
+    assert len(kept) >= 10 and all(getattr(a, name) == getattr(plan, name) for name in kept)
+    assert (a.weight, a.y, a.y_stride, a.bias) == (weight.pointer, 1002, 49, bias.data.ptr)
+    assert (a.m, a.n, a.k) == (m, 40, 384)
+    assert a.tile_bytes == gemv_layout.gemv_layout(fmt, 40, 384).tile_bytes
+    x_map = (a.x.pointer, a.x.columns, a.x.rows, a.x.stride, a.x.box)
+    assert x_map == (x.data.ptr, 384, m, 800, (64, plan.tokens // plan.share))
+    assert a.factor == {"mxfp4": 1.0, "nvfp4": 128.0, "int4_g128": 1.0}[fmt]
+    if fmt == "nvfp4":
+        assert a.row_scale == weight.scale_pointer
+
+
+def test_all_entries_are_loaded_and_workspaces_made_with_the_first_weight(gpu):
+    weight_of(gpu, "nvfp4")
+    loaded = {entry: shared for source, entry, shared in gpu.loaded if source == "qgemm_mx"}
+    assert set(loaded) == set(gemm_plan.entries("nvfp4"))
+    assert set(loaded.values()) == {gpu.smem_per_sm - 1024}
+    assert gpu.prepared == (gemm_plan.PARTIAL_BYTES, gemm_plan.MOST_WARPS)
+    before = len(gpu.loaded)
+    weight = weight_of(gpu, "nvfp4", n=56)
+    for m in (17, 64, 300, 2000):
+        gpu_linear.linear(Array((m, 384), BF16), weight)
+    assert not [one for one in gpu.loaded[before:] if one[0] == "qgemm_mx"]
+
+
+def test_a_tensor_map_is_encoded_only_for_other_rows_than_before(gpu):
+    weight = weight_of(gpu)
+    x = Array((33, 384), BF16)
+    for _ in range(3):
+        gpu_linear.linear(x, weight)
+    assert gpu.encoded == 1
+    gpu_linear.linear(Array((33, 384), BF16), weight)  # at another address
+    gpu_linear.linear(Array((40, 384), BF16, address=x.data.ptr), weight)
+    assert gpu.encoded == 3
+    assert [named(call).x.rows for call in gpu.launched] == [33, 33, 33, 33, 40]
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "more"),
+    [
+        (np.float16, (0, 124, 110), {}),
+        (BF16, (0, 124, 110), {"batch_invariant": True}),
+        (BF16, (1, 200, 110), {}),  # a scale that is stored beyond the end of the codes
+        (BF16, (1, 255, 110), {}),  # NaN
+        (BF16, (0, 160, 20), {}),  # scales too far apart for one shift
+    ],
+    ids=["fp16", "batch_invariant", "beyond", "nan", "far_apart"],
+)  # fmt: skip
+def test_what_the_matrix_kernel_does_not_take_goes_in_launches_of_sixteen_rows(
+    gpu, given, status, more
+):
+    gpu.status = status
+    weight = weight_of(gpu)
+    assert weight.matrix is (status[1:] == (124, 110))
+    gpu_linear.linear(Array((37, 384), given), weight, **more)
+    assert all(launch.entry.startswith("qgemv_mx_mxfp4") for launch in gpu.launched)
+    assert [named(launch).m for launch in gpu.launched] == [16, 16, 5]
+
+
+def test_a_wide_weight_whose_operands_are_exact_stays_with_the_matrix_kernel(gpu):
+    gpu.status = (1, 193, 190)
+    weight = weight_of(gpu)
+    assert weight.wide and weight.matrix and weight.shift == 65
+    gpu_linear.linear(Array((37, 384), BF16), weight)
+    a = named(gpu.launched[0])
+    assert (a.scale_offset, a.factor) == gemm_launch.operand_scale("mxfp4", 65)
+
+
+def test_operands_of_mxfp4_are_exact_where_it_is_said_so():
+    exact = 0
+    for largest in range(256):
+        for least in range(largest + 1):
+            shift, matrix = gemm_launch.operand_range("mxfp4", least, largest)
+            if not matrix:
+                continue
+            exact += 1
+            assert largest != 255 and shift >= 0
+            for code in (least, largest):
+                # The factor is code -> 2^(code - 127 + 126 - shift), whose BF16 exponent is that of the stored code
+                # with the offset; elements are k/2 x 2^-126, so an operand is a multiple of 2^(code - 128 - shift).
+                exponent = (code + 62) % 256 + 64 - shift
+                assert exponent == code + 126 - shift and 1 <= exponent <= 254
+                assert code - 128 - shift >= -133 and 6 * 2.0 ** (code - 127 - shift) < 2.0**128
+    assert exact > 10_000
+    assert gemm_launch.operand_range("mxfp4", 110, 124) == (0, True)
+    assert not gemm_launch.operand_range("mxfp4", 100, 255)[1]
+    for fmt in ("nvfp4", "int4_g128"):
+        assert gemm_launch.operand_range(fmt, 0, 255) == (0, True)
+    offset, factor = gemm_launch.operand_scale("mxfp4", 65)
+    assert factor == 2.0**65 and offset == (-1 * 0x00800080) & 0xFFFFFFFF
+
+
+@pytest.fixture
+def streamed(gpu):
+    """A weight, and the launch of a plan whose jobs are shared between clusters."""
+    weight = weight_of(gpu, n=4096, k=4096)
+    plan = gemm_plan.complete(4096, 4096, 33, "mxfp4", 132, tokens=64, rows=128, streamed=True)
+    assert plan.streamed and plan.whole_jobs == 0 and plan.clusters == 132 and plan.jobs == 32
+    return weight, gemm_launch.MatrixLaunch.from_plan(plan, "mxfp4", 4096, 4096, "bf16", gpu)
+
+
+def shared(gpu) -> tuple:
+    a = named(gpu.launched[-1])
+    return a.whole_jobs, a.partial, a.arrived
+
+
+def test_a_streamed_launch_has_the_workspace_of_its_stream(gpu, streamed):
+    weight, launch = streamed
+    for stream in (5, 6, 5):
+        launch(weight, 1 << 16, 1 << 17, 33, stream=stream)
+    found = [(named(c).whole_jobs, named(c).partial, named(c).arrived) for c in gpu.launched]
+    assert found == [(0, 1 << 20, 1 << 10), (0, 2 << 20, 2 << 10), (0, 1 << 20, 1 << 10)]
+
+
+def test_a_streamed_launch_takes_all_jobs_whole_where_sums_could_meet(gpu, streamed):
+    weight, launch = streamed
+    launch(weight, 1 << 16, 1 << 17, 33, stream=5, programmatic=True)
+    assert shared(gpu) == (32, 0, 0) and gpu.launched[-1].programmatic
+    launch(weight, 1 << 16, 1 << 17, 33, stream=5)
+    assert shared(gpu) == (0, 1 << 20, 1 << 10)
+    gpu.workspaces = 1
+    launch(weight, 1 << 16, 1 << 17, 33, stream=6)
+    assert shared(gpu) == (32, 0, 0)
+    launch(weight, 1 << 16, 1 << 17, 33, stream=5)
+    assert shared(gpu) == (0, 1 << 20, 1 << 10)
+
+
+def test_no_more_streams_than_workspaces_get_one(monkeypatch):
+    made = object.__new__(device.Device)
+    made._loading, made._workspace_of = device.threading.Lock(), {}
+    made._workspaces = [
+        (
+            SimpleNamespace(data=SimpleNamespace(ptr=i)),
+            SimpleNamespace(data=SimpleNamespace(ptr=-i)),
+        )
+        for i in range(1, device.WORKSPACES + 1)
+    ]
+    streams = [7, 0, 7, 3, 4, 9, 3, 9]
+    found = [made.workspace(stream) for stream in streams]
+    assert found == [(1, -1), (2, -2), (1, -1), (3, -3), (4, -4), None, (3, -3), None]
 
 
 # ---------------------------------------------------------------- refusals
@@ -738,7 +988,7 @@ def test_a_device_is_attached_only_to_a_thread_without_a_context(made_up):
     assert gpu.attach() and driver.current == [0, 0]
 
 
-def test_a_programmatic_launch_goes_to_the_driver_and_its_error_comes_back(made_up, monkeypatch):
+def test_a_configured_launch_goes_to_the_driver_and_its_error_comes_back(made_up, monkeypatch):
     driver, gpu = made_up
     seen = []
 
@@ -748,24 +998,48 @@ def test_a_programmatic_launch_goes_to_the_driver_and_its_error_comes_back(made_
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         seen.append((grid, block, config.sharedMemBytes, config.hStream))
-        seen.append((handle, arguments, extra, config.attrs[0].id, config.attrs[0].value))
+        attributes = [(a.id, a.value, *a.rest[:3]) for a in config.attrs[: config.numAttrs]]
+        seen.append((handle, arguments, extra, attributes))
         return 0 if handle == 5 else 701
 
-    monkeypatch.setattr(device, "_launch_ex", lambda: launch)
-    config = device.programmatic_config(132, (256, 2), 200_000)
-    config.hStream = 9
-    gpu.enqueue_programmatic(config, 5, 1234)
-    assert seen == [((132, 1, 1), (256, 2, 1), 200_000, 9), (5, 1234, None, 6, 1)]
+    monkeypatch.setattr(device, "_driver", {"cuLaunchKernelEx": launch}.get)
+    dependent, cluster = (6, 1, 0, 0, 0), (4, 4, 1, 1, 0)  # a cluster has three dimensions
+    for size, programmatic, attributes in (
+        (1, False, []), (1, True, [dependent]), (4, False, [cluster]), (4, True, [dependent, cluster]),
+    ):  # fmt: skip
+        config = device.launch_config(132, (256, 2), 200_000, size, programmatic)
+        config.hStream = 9
+        seen.clear()
+        gpu.enqueue_as(config, 5, 1234)
+        assert seen == [((132, 1, 1), (256, 2, 1), 200_000, 9), (5, 1234, None, attributes)]
     with pytest.raises(driver.cuda.driver.CUDADriverError, match="701"):
-        gpu.enqueue_programmatic(config, 6, 1234)
+        gpu.enqueue_as(config, 6, 1234)
+
+
+def test_a_tensor_map_is_asked_of_the_driver_and_its_error_comes_back(made_up, monkeypatch):
+    driver, gpu = made_up
+    seen = []
+
+    def encode(at, kind, rank, pointer, dims, strides, box, steps, *modes):
+        sizes = [list(array) for array in (dims, strides, box, steps)]
+        seen.append((kind, rank, pointer, *sizes, modes))
+        return 0 if at == 64 else 1
+
+    encode.argtypes = device._ARGUMENTS["cuTensorMapEncodeTiled"]
+    assert len(encode.argtypes) == 12
+    monkeypatch.setattr(device, "_driver", {"cuTensorMapEncodeTiled": encode}.get)
+    gpu.encode_map(64, 4096, (384, 100), 800, (64, 32))
+    assert seen == [(9, 2, 4096, [384, 100], [800], [64, 32], [1, 1], (0, 3, 2, 0))]
+    with pytest.raises(driver.cuda.driver.CUDADriverError, match="1"):
+        gpu.encode_map(128, 4096, (384, 100), 800, (64, 32))
 
 
 def test_the_structures_are_those_of_cuda_h(tmp_path):
-    include = build.find_tool("nvcc").resolve().parents[1] / "include"
     lines = ["#include <cuda.h>", "#include <cstddef>"]
     for name, mirror in (
         ("CUlaunchConfig", device.LaunchConfig),
         ("CUlaunchAttribute", device.LaunchAttribute),
+        ("CUtensorMap", device.TensorMap),
     ):
         lines.append(f"static_assert(sizeof({name}) == {ctypes.sizeof(mirror)});")
         lines += [
@@ -773,14 +1047,18 @@ def test_the_structures_are_those_of_cuda_h(tmp_path):
             for field, _ in mirror._fields_
             if field != "rest"
         ]
-    lines.append(
-        "static_assert(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
-        f" == {device.PROGRAMMATIC_STREAM_SERIALIZATION});"
-    )
-    (tmp_path / "check.cpp").write_text("\n".join(lines))
-    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{include}", "check.cpp"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    constants = {
+        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION": device.PROGRAMMATIC_STREAM_SERIALIZATION,
+        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION": device.CLUSTER_DIMENSION,
+        "alignof(CUtensorMap)": device.TENSOR_MAP_ALIGNMENT,
+        "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": device._BF16_2D[0],
+        "CU_TENSOR_MAP_INTERLEAVE_NONE": device._SWIZZLE_128[0],
+        "CU_TENSOR_MAP_SWIZZLE_128B": device._SWIZZLE_128[1],
+        "CU_TENSOR_MAP_L2_PROMOTION_L2_128B": device._SWIZZLE_128[2],
+        "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE": device._SWIZZLE_128[3],
+    }
+    lines += [f"static_assert({name} == {value});" for name, value in constants.items()]
+    assert compiles(tmp_path, lines) == ""
 
 
 def test_without_cupy_the_message_says_what_to_install(monkeypatch):

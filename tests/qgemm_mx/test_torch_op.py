@@ -15,7 +15,7 @@ def module(fmt: str = "nvfp4", n: int = 40, k: int = 384, bias: bool = True, dev
     """A module on tensors without contents: what tracing sees."""
     layout = gemv_layout.gemv_layout(fmt, n, k)
     weight = SimpleNamespace(
-        format=fmt, n=n, k=k, wide=False,
+        format=fmt, n=n, k=k, wide=False, shift=0, matrix=True,
         data=torch.empty(layout.nbytes, dtype=torch.uint8, device=device),
         row_scale=torch.empty(n, device=device) if fmt == "nvfp4" else None,
     )  # fmt: skip
@@ -34,7 +34,16 @@ def test_the_fake_refuses_another_k():
     weight = module()
     with pytest.raises(RuntimeError, match="x has K=256, the weight K=384"):
         torch_op.linear(
-            torch.empty(2, 256, device="meta"), weight.data, None, None, "nvfp4", 40, 384, False
+            torch.empty(2, 256, device="meta"),
+            weight.data,
+            None,
+            None,
+            "nvfp4",
+            40,
+            384,
+            False,
+            0,
+            True,
         )
 
 

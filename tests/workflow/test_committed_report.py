@@ -10,6 +10,7 @@ import pytest
 TABLES = (
     "cells.csv", "verdicts.csv", "r1_causes.csv", "r1_experiments.csv", "r1_interactions.csv", "r1_production.csv",
     "r2_ablation.csv", "r2_bars.csv", "r2_chain.csv", "r2_decode.csv",
+    "r2b_ablation.csv", "r2b_bars.csv", "r2b_cells.csv", "r2b_crossover.csv", "r2b_power.csv",
 )  # fmt: skip
 
 

@@ -86,6 +86,13 @@ def run_campaign_r2(repo, cubin_dir, builds, log, minutes):
         raise Unfinished("12 points of R2 are left: the same command goes on")
     return made_up_campaign(repo, "R2", builds)
 """
+HARNESS_R2B = """
+
+def run_campaign_r2b(repo, cubin_dir, builds, log, minutes):
+    assert minutes == 5 and {"stream_read", "qgemv_made_up"} <= {b.name for b in builds}
+    assert all((cubin_dir / f"{b.name}.cubin").is_file() for b in builds)
+    return made_up_campaign(repo, "R2b", builds)
+"""
 HARNESS_R1 = """
 
 class Unfinished(RuntimeError):
@@ -272,7 +279,7 @@ def r2_machine(r1_machine: GpuMachine) -> GpuMachine:
     root = r1_machine.checkout.root
     (root / "workflow" / "lab" / "measure_r2.py").write_text(MADE_UP_CAMPAIGN + HARNESS_R2)
     cuda = root / "kernels" / "qgemm_mx" / "cuda"
-    for path in (*cuda.glob("qgemv*.cu"), *cuda.glob("qgemv*.json")):
+    for path in (*cuda.glob("qgem*.cu"), *cuda.glob("qgem*.json")):
         path.unlink()
     (cuda / "qgemv_made_up.cu").write_text(TESTBED.replace("testbed_made_up", "qgemv_made_up"))
     sidecar = SIDECAR | {"name": "qgemv_made_up", "role": "product"}
@@ -305,6 +312,31 @@ def test_r2_is_measured_in_pieces_when_its_target_asks_and_then_replayed(
     third = r2_machine.run(*command)
     assert third.returncode == 0 and f"R2: replaying {mine}" in third.stderr
     assert r2_machine.campaigns() == before | {mine}
+
+
+def test_both_parts_of_r2_are_measured_by_its_target(r2_machine: GpuMachine) -> None:
+    """The decode part is recorded by now: the other is measured alone, and neither in a plain run."""
+    root, before = r2_machine.checkout.root, r2_machine.campaigns()
+    harness = root / "workflow" / "lab" / "measure_r2b.py"
+    harness.write_text(MADE_UP_CAMPAIGN + HARNESS_R2B)
+    planned = r2_machine.run("-n", "r2_kernel")
+    for rule in ("measure_r2b", "report"):
+        assert rule in planned.stdout, planned.stdout + planned.stderr
+    assert "measure_r2 " not in planned.stdout
+    plain = r2_machine.run("-n")
+    assert "measure_r2b" not in plain.stdout and "R2b: " not in plain.stderr
+
+    command = (".work/r2b/campaign.json", "reports/cells.csv", "--config", "minutes=5")
+    done = r2_machine.run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "R2b: measuring a new campaign" in done.stderr
+    (mine,) = r2_machine.campaigns() - before
+    assert mine.startswith("r2b-")
+    assert json.loads((root / ".work/r2b/campaign.json").read_text()) == {"campaign": mine}
+    shown = set(pd.read_csv(root / "reports" / "cells.csv")["campaign"])
+    assert mine in shown and any(name.startswith("r2-") for name in shown)
+    again = r2_machine.run("-n", "r2_kernel")
+    assert f"R2b: replaying {mine}" in again.stderr and "measure_r2" not in again.stdout
 
 
 def test_without_the_gpu_packages_it_replays_and_says_what_to_install(

@@ -24,6 +24,7 @@ def test_the_committed_readme_is_current(repository: Path) -> None:
         pd.read_csv(tables / "verdicts.csv"),
         readme.r1_tables(tables),
         readme.r2_tables(tables),
+        readme.r2b_tables(tables),
     )
     text = (repository / "README.md").read_text()
     assert readme.fill(text, blocks) == text, "run: snakemake --cores 1 readme"
@@ -224,7 +225,7 @@ def test_markers_that_do_not_match_are_refused(text: str) -> None:
 
 def test_update_writes_only_when_something_changed(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    names = ("rungs", "prize", "headline", "throughput", "decode")
+    names = ("rungs", "prize", "headline", "throughput", "decode", "matrix")
     path.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
     tables = {"cells": synthetic.cells(ms=[1]), "verdicts": synthetic.verdicts()}
     tables["r1"] = analysis_r1.empty_tables()

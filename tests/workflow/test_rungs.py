@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import rungs
+from lab import protocol, rungs, select
 
 
 def test_each_rung_has_its_target_in_the_snakefile(repository: Path) -> None:
@@ -23,6 +23,15 @@ def test_an_empty_repository_lacks_everything(tmp_path: Path, rung: str) -> None
     assert text.startswith(f"{rung} has not been measured") and "\n" not in text
     for what in rungs.rung(rung).needs.values():
         assert what in text
+
+
+def test_a_part_has_the_target_of_its_rung_and_a_protocol_of_its_own() -> None:
+    targets = {rung.id: rung.target for rung in rungs.RUNGS}
+    assert {part: select.MEASURED[part] for part in rungs.PARTS} == {"R2b": targets["R2"]}
+    assert {part: protocol.file_of(part) for part in rungs.PARTS} == {
+        "R2b": "prereg/protocol_r2b.json"
+    }
+    assert [rungs.rung_of(name) for name in ("R0", "R2", "R2b")] == ["R0", "R2", "R2"]
 
 
 def test_a_rung_with_all_it_needs_lacks_nothing(tmp_path: Path) -> None:

@@ -181,44 +181,64 @@ def test_always_and_a_campaign_contradict_each_other(repo: Path) -> None:
 def test_only_the_rung_asked_for_is_measured(repo: Path) -> None:
     """Another device and other kernels: R0 would be measured, were it not for the target of R1."""
     old = record(repo, 3, uuid="GPU-9")
-    first = select.plans(CONFIG, repo, "R0", H200)
+    first = select.plans(CONFIG, repo, ["R0"], H200)
     assert (first["R0"].action, first["R1"].action) == ("measure", "nothing")
-    second = select.plans(CONFIG, repo, "R1", H200)
+    second = select.plans(CONFIG, repo, ["R1"], H200)
     assert (second["R0"].action, second["R0"].campaign) == ("replay", old)
     assert (second["R1"].action, second["R1"].architecture) == ("measure", "sm_90a")
     assert "r0_instrument" in second["R0"].say and "R1: measuring" in second["R1"].say
-    assert {r: p.action for r, p in select.plans(CONFIG, repo, "R1", NO_GPU).items()} == {
-        "R0": "replay", "R1": "nothing", "R2": "nothing",
+    assert {r: p.action for r, p in select.plans(CONFIG, repo, ["R1"], NO_GPU).items()} == {
+        "R0": "replay", "R1": "nothing", "R2": "nothing", "R2b": "nothing",
     }  # fmt: skip
+
+
+def test_both_parts_of_r2_are_measured_by_its_target_and_each_is_replayed_by_itself(
+    repo: Path,
+) -> None:
+    """A part that this device has measured with these kernels is not measured again beside the other."""
+    decode = record(repo, 4, rung="R2")
+    asked = select.asked_rungs(["--cores", "1", "r2_kernel"])
+    found = select.plans(CONFIG, repo, asked, H200)
+    assert (found["R2"].action, found["R2"].campaign) == ("replay", decode)
+    assert found["R2b"].action == "measure" and "R2b: measuring" in found["R2b"].say
+    prefill = record(repo, 5, rung="R2b")
+    assert prefill.startswith("r2b-")
+    again = record(repo, 6, rung="R2")
+    found = select.plans(CONFIG, repo, asked, NO_GPU)
+    assert (found["R2"].campaign, found["R2b"].campaign) == (again, prefill)  # each its newest
+    older = select.plans(CONFIG | {"campaign": decode}, repo, asked, NO_GPU)
+    assert (older["R2"].campaign, older["R2b"].campaign) == (decode, prefill)
 
 
 def test_a_recorded_r1_campaign_is_replayed_whatever_is_asked(repo: Path) -> None:
     mine = record(repo, 4, rung="R1")
     for asked in select.MEASURED:
-        assert select.plans(CONFIG, repo, asked, NO_GPU)["R1"].campaign == mine
+        assert select.plans(CONFIG, repo, [asked], NO_GPU)["R1"].campaign == mine
     always = CONFIG | {"measure": "always"}
-    assert select.plans(always, repo, "R0", H200)["R1"].campaign == mine
-    assert select.plans(always, repo, "R1", H200)["R1"].action == "measure"
+    assert select.plans(always, repo, ["R0"], H200)["R1"].campaign == mine
+    assert select.plans(always, repo, ["R1"], H200)["R1"].action == "measure"
     newer = record(repo, 5, rung="R1")
-    assert select.plans(CONFIG | {"campaign": mine}, repo, "R0", NO_GPU)["R1"].campaign == mine
-    assert select.plans(CONFIG, repo, "R0", NO_GPU)["R1"].campaign == newer
+    assert select.plans(CONFIG | {"campaign": mine}, repo, ["R0"], NO_GPU)["R1"].campaign == mine
+    assert select.plans(CONFIG, repo, ["R0"], NO_GPU)["R1"].campaign == newer
 
 
 @pytest.mark.parametrize(
-    ("line", "rung"),
+    ("line", "asked"),
     [
         ("-n --cores 2", "R0"),
         ("--cores 1 r1_decomposition", "R1"),
         ("-n .work/r1/campaign.json --config minutes=9", "R1"),
         ("--force measure_r1", "R1"),
-        ("--cores 1 r2_kernel --config minutes=5", "R2"),
+        ("--cores 1 r2_kernel --config minutes=5", "R2 R2b"),
         (".work/r2/campaign.json", "R2"),
+        (".work/r2b/campaign.json --config minutes=9", "R2b"),
+        ("r1_decomposition measure_r2b", "R1 R2b"),
         ("r0_instrument", "R0"),
         ("audit", "R0"),
     ],
 )
-def test_a_command_line_asks_for_a_rung(line: str, rung: str) -> None:
-    assert select.asked_rung(line.split()) == rung
+def test_a_command_line_asks_for_rungs(line: str, asked: str) -> None:
+    assert select.asked_rungs(line.split()) == tuple(asked.split())
 
 
 def test_deciding_imports_no_cuda_binding(repo: Path) -> None:

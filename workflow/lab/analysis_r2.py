@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab import bars_r2, files, production, records, statistics
+from lab import bars_r2, dispatch, files, production, records, statistics
 from lab.arm_times import ArmTimes
 from lab.bars_r2 import Bar, Miss
 from lab.decode_r2 import (
@@ -33,13 +33,15 @@ from lab.decode_r2 import (
     growth,
 )
 from lab.decomposition import Constants
+from lab.dispatch import REGRET, Regret
+from lab.product_cells import ProductCell
 from lab.profile_r2 import Profile, profiles
 from lab.records import Campaign
 from lab.statistics import Estimate, Extreme, Quantity
 
 RUNG = "R2"
 BANDWIDTH = "read_bandwidth_tbps"
-M16_OVER_M1, REGRET = "qgemv_m16_over_m1", "dispatch_regret"
+M16_OVER_M1 = "qgemv_m16_over_m1"
 CHAIN, HOST = "chain_pdl_over_asymptote", "linear_host_overhead_us"
 PACK = "pack_weight_57344x8192_ms"
 #: Ways of calling `linear` whose host time a campaign may record apart; the claim is about the slowest.
@@ -58,6 +60,7 @@ class Analysis:
     steps: tuple[Step, ...]
     elements: tuple[Step, ...]
     chain: tuple[Link, ...]
+    regrets: tuple[Regret, ...]
     constants: Constants
     bars: tuple[Bar, ...]
     misses: tuple[Miss, ...]
@@ -73,10 +76,12 @@ def analyse(
     name: str,
     shapes: Sequence[Mapping[str, Any]],
     bandwidth: tuple[Mapping[str, Any], str] | None = None,
+    other: tuple[str, ArmTimes] | None = None,
 ) -> Analysis:
     """Analyse a campaign of R2; `name` is its id, `shapes` the rows of prereg/shapes.json.
 
     bandwidth: the constant of the asymptotic read bandwidth and the campaign that it is from, where this one has none.
+    other: the campaign of the other part of R2 that came before it.
     ValueError for a campaign of another rung.
     """
     if campaign.rung != RUNG:
@@ -84,10 +89,11 @@ def analyse(
     times = ArmTimes(campaign)
     own = campaign.constants.get(BANDWIDTH)
     row, source = (own, name) if own is not None else bandwidth or (None, "")
-    rate = None if row is None else _of_constant(row)
+    rate = None if row is None else of_constant(row)
     cells = decode_cells(times, shapes)
     chain = chain_of(times, rate)
-    found = constants(campaign, cells, chain, shapes)
+    searches = dispatch.regrets(times)
+    found = constants(campaign, cells, chain, shapes, searches, other)
     profiled = profiles(campaign, rate)
     bars, misses = bars_r2.judge(cells, chain, found, profiled, shapes)
     return Analysis(
@@ -96,6 +102,7 @@ def analyse(
         steps=tuple(ablation(times, cells)),
         elements=tuple(elements(times, cells)),
         chain=tuple(chain),
+        regrets=tuple(searches),
         constants=found,
         bars=tuple(bars),
         misses=tuple(misses),
@@ -107,10 +114,10 @@ def analyse(
     )
 
 
-def chosen(folders: Iterable[Path]) -> Path | None:
-    """The campaign of R2 among the ones that a report shows, or None."""
+def chosen(folders: Iterable[Path], rung: str = RUNG) -> Path | None:
+    """The campaign of a part of R2 among the ones that a report shows, or None."""
     for folder in folders:
-        if files.read_json(Path(folder) / records.CAMPAIGN)["rung"] == RUNG:
+        if files.read_json(Path(folder) / records.CAMPAIGN)["rung"] == rung:
             return Path(folder)
     return None
 
@@ -119,34 +126,26 @@ def of_folder(folder: Path, shapes: Sequence[Mapping[str, Any]]) -> Analysis:
     """`analyse` of a recorded campaign. CampaignError where the record is not what it must be."""
     folder = Path(folder)
     campaign = records.load(folder)
-    return analyse(campaign, folder.name, shapes, earlier_bandwidth(folder, campaign))
+    other = dispatch.of_other_part(folder, campaign)
+    return analyse(campaign, folder.name, shapes, earlier_constant(folder, campaign), other)
 
 
-def earlier_bandwidth(folder: Path, campaign: Campaign) -> tuple[Mapping[str, Any], str] | None:
-    """The asymptotic read bandwidth of the newest campaign beside this one that is no younger and of such a device.
+def earlier_constant(
+    folder: Path, campaign: Campaign, name: str = BANDWIDTH
+) -> tuple[Mapping[str, Any], str] | None:
+    """A constant of the device of the newest campaign beside this one that is no younger and of such a device.
 
-    It is a property of the device and takes a tuned search of its own, so a campaign need not take it again. A campaign
-    of the same UUID goes before one of another device of the same name.
+    It takes a tuned search of its own, so a campaign need not take it again. A campaign of the same UUID goes before
+    one of another device of the same name.
     """
-    found = []
-    for path in sorted(Path(folder).parent.glob(f"*/{records.CAMPAIGN}")):
-        if path.parent.name.startswith(".") or path.parent == Path(folder):
-            continue
-        other = files.read_json(path)
-        row = other["constants"].get(BANDWIDTH)
-        if row is None or other["kind"] != "campaign":
-            continue
-        device, own = other["device"], campaign.device
-        if device["name"] == own["name"] and other["created_utc"] <= campaign.created_utc:
-            same = device["uuid"] == own["uuid"]
-            found.append((same, other["created_utc"], path.parent.name, row))
+    found = dispatch.earlier(folder, campaign, lambda record: name in record["constants"])
     if not found:
         return None
-    *_, name, row = max(found, key=lambda one: one[:3])
-    return row, name
+    *_, source, path = found[-1]
+    return files.read_json(path / records.CAMPAIGN)["constants"][name], source
 
 
-def _of_constant(row: Mapping[str, Any]) -> Estimate:
+def of_constant(row: Mapping[str, Any]) -> Estimate:
     low, high = row["ci_low"], row["ci_high"]
     value = row["value"]
     ends = (value, value) if low is None or high is None else (low, high)
@@ -169,13 +168,15 @@ def constants(
     cells: Sequence[Decode],
     chain: Sequence[Link],
     shapes: Sequence[Mapping[str, Any]],
+    searches: Sequence[Regret] = (),
+    other: tuple[str, ArmTimes] | None = None,
 ) -> Constants:
     """The constants that claims ask for, and why one is missing. Host times stand as they were recorded."""
     out = Constants({}, {})
     recorded = campaign.constants
     makers: tuple[tuple[str, Callable[[], Found]], ...] = (
         (M16_OVER_M1, lambda: _m16_over_m1(cells, shapes)),
-        (REGRET, lambda: _regret(cells)),
+        (REGRET, lambda: _regret(searches, other)),
         (CHAIN, lambda: _chain(chain)),
         (HOST, lambda: _host(recorded)),
         (PACK, lambda: _as_recorded(recorded, PACK)),
@@ -200,15 +201,14 @@ def _m16_over_m1(cells: Sequence[Decode], shapes: Sequence[Mapping[str, Any]]) -
     how = (
         f"time of {KERNEL} {HEADLINE} at M=16 over M=1, cold_graph, largest of {len(ratios)} shapes"
     )
-    return _measured(Extreme(tuple(r for _, r in ratios), largest=True), "ratio", how), ""
+    return dispatch.statistics_row(Extreme(tuple(r for _, r in ratios), largest=True), how), ""
 
 
-def _regret(cells: Sequence[Decode]) -> Found:
-    ratios = [c.regret for c in cells if c.regret is not None]
-    if not ratios:
+def _regret(searches: Sequence[Regret], other: tuple[str, ArmTimes] | None) -> Found:
+    if not searches:
         return None, f"{SEARCHED} was not timed"
-    how = f"time of {KERNEL} over {SEARCHED}, geometric mean of {len(ratios)} cells, cold_graph"
-    return _measured(statistics.geomean(ratios), "ratio", how), ""
+    others = None if other is None else (other[0], dispatch.regrets(other[1]))
+    return dispatch.constant(searches, others, f"{KERNEL} over {SEARCHED}")
 
 
 def _chain(chain: Sequence[Link]) -> Found:
@@ -220,7 +220,7 @@ def _chain(chain: Sequence[Link]) -> Found:
         return None, f"{BANDWIDTH} is in no campaign of this device"
     ms = ", ".join(str(x.m) for x in own)
     how = f"makespan of {CHAIN_SHAPE} in {CHAINED} over bytes / {BANDWIDTH}, largest of M = {ms}"
-    return _measured(Extreme(tuple(ratios), largest=True), "ratio", how), ""
+    return dispatch.statistics_row(Extreme(tuple(ratios), largest=True), how), ""
 
 
 def _host(recorded: Mapping[str, Mapping[str, Any]]) -> Found:
@@ -237,67 +237,54 @@ def _as_recorded(recorded: Mapping[str, Mapping[str, Any]], name: str) -> Found:
     return (dict(recorded[name]), "") if name in recorded else (None, f"{name} was not recorded")
 
 
-def _measured(quantity: Quantity, unit: str, how: str) -> dict[str, Any]:
-    low, high = quantity.interval()
-    df = quantity.df if isinstance(quantity, Estimate) else math.inf
-    n = round(df) + 1 if math.isfinite(df) else None
-    value = min(max(quantity.value, low), high)
-    return {
-        "value": value,
-        "unit": unit,
-        "ci_low": low,
-        "ci_high": high,
-        "n": n,
-        "how": how,
-    }
-
-
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def _three(name: str, quantity: Quantity | None) -> dict[str, float]:
+def three(name: str, quantity: Quantity | None) -> dict[str, float]:
     if quantity is None:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
     low, high = quantity.interval()
     return {name: quantity.value, f"{name}_low": low, f"{name}_high": high}
 
 
-_RATIOS = ("over_fp8", "over_bf16", "over_peer", "over_floor", "regret", "invariant", "over_mxfp4")
+RATIOS = ("over_fp8", "over_bf16", "over_peer", "over_floor", "regret", "invariant", "over_mxfp4")
 DECODE_COLUMNS = (
     "campaign", "format", "shape", "N", "K", "M", "weight_bytes",
     "floor_us", "time_us", "time_us_low", "time_us_high", "fp8_us", "bf16_us", "peer", "peer_us",
-    *(f"{name}{end}" for name in _RATIOS for end in ("", "_low", "_high")),
+    *(f"{name}{end}" for name in RATIOS for end in ("", "_low", "_high")),
     "chosen", "searched",
 )  # fmt: skip
 
 
 def decode_table(found: Analysis) -> pd.DataFrame:
     """One row a cell of qgemv_mx, cold: reports/r2_decode.csv."""
-    rows = []
-    for d in found.decode:
-        peer = d.best_peer
-        row: dict[str, Any] = {
-            "campaign": found.campaign,
-            "format": d.format,
-            **d.point._asdict(),
-            "weight_bytes": d.weight_bytes,
-            "floor_us": _us(d.floor),
-            **_three("time_us", d.time),
-            "fp8_us": _us(d.fp8),
-            "bf16_us": _us(d.bf16),
-            "peer": peer or "",
-            "peer_us": _us(d.peer_times[peer]) if peer else math.nan,
-            "chosen": d.chosen,
-            "searched": d.searched,
-        }
-        for name in _RATIOS:
-            ratio = (d.peers[peer] if peer else None) if name == "over_peer" else getattr(d, name)
-            row |= _three(name, ratio)
-        rows.append(row)
+    rows = [{"campaign": found.campaign, **cell_row(d)} for d in found.decode]
     return pd.DataFrame(rows, columns=list(DECODE_COLUMNS))
 
 
-def _us(estimate: Estimate | None) -> float:
+def cell_row(d: ProductCell) -> dict[str, Any]:
+    """A cell with the columns of a table."""
+    peer = d.best_peer
+    row: dict[str, Any] = {
+        "format": d.format,
+        **d.point._asdict(),
+        "weight_bytes": d.weight_bytes,
+        "floor_us": us(d.floor),
+        **three("time_us", d.time),
+        "fp8_us": us(d.fp8),
+        "bf16_us": us(d.bf16),
+        "peer": peer or "",
+        "peer_us": us(d.peer_times[peer]) if peer else math.nan,
+        "chosen": d.chosen,
+        "searched": d.searched,
+    }
+    for name in RATIOS:
+        ratio = (d.peers[peer] if peer else None) if name == "over_peer" else getattr(d, name)
+        row |= three(name, ratio)
+    return row
+
+
+def us(estimate: Estimate | None) -> float:
     return math.nan if estimate is None else estimate.value
 
 
@@ -307,14 +294,16 @@ ABLATION_COLUMNS = (
 )  # fmt: skip
 
 
-def ablation_table(found: Analysis) -> pd.DataFrame:
+def ablation_table(
+    campaign: str, steps: Sequence[Step], elements: Sequence[Step] = ()
+) -> pd.DataFrame:
     """One row a point and step, or element taken out alone: reports/r2_ablation.csv."""
     rows = []
-    for kind, steps in (("step", found.steps), ("element", found.elements)):
-        for s in steps:
-            row = {"campaign": found.campaign, "kind": kind, **s.point._asdict(), "place": s.place}
-            row |= {"kernel": s.kernel, "floor_us": _us(s.floor), **_three("time_us", s.time)}
-            row |= _three("over_previous", s.over_previous) | _three("over_full", s.over_full)
+    for kind, some in (("step", steps), ("element", elements)):
+        for s in some:
+            row = {"campaign": campaign, "kind": kind, **s.point._asdict(), "place": s.place}
+            row |= {"kernel": s.kernel, "floor_us": us(s.floor), **three("time_us", s.time)}
+            row |= three("over_previous", s.over_previous) | three("over_full", s.over_full)
             rows.append(row)
     return pd.DataFrame(rows, columns=list(ABLATION_COLUMNS))
 
@@ -332,8 +321,8 @@ def chain_table(found: Analysis) -> pd.DataFrame:
         row = {"campaign": found.campaign, "kernel": x.kernel, "M": x.m, "regime": x.regime}
         rate = found.bandwidth
         bound = math.nan if rate is None else x.weight_bytes / rate.value / 1e6
-        row |= {"weight_bytes": x.weight_bytes, "asymptote_us": bound, **_three("time_us", x.time)}
-        row |= _three("over_asymptote", x.over_asymptote) | _three("over_plain", x.over_plain)
+        row |= {"weight_bytes": x.weight_bytes, "asymptote_us": bound, **three("time_us", x.time)}
+        row |= three("over_asymptote", x.over_asymptote) | three("over_plain", x.over_plain)
         rows.append(row)
     return pd.DataFrame(rows, columns=list(CHAIN_COLUMNS))
 
@@ -344,26 +333,26 @@ BAR_COLUMNS = (
 )  # fmt: skip
 
 
-def bar_table(found: Analysis) -> pd.DataFrame:
+def bar_table(campaign: str, bars: Sequence[Bar], misses: Sequence[Miss]) -> pd.DataFrame:
     """One row a bar, then one a cell that misses one or is undecided: reports/r2_bars.csv."""
     rows = []
-    for bar in found.bars:
+    for bar in bars:
         worst = bar.worst
         row = {
-            "campaign": found.campaign, "row": "bar", "bar": bar.id, "format": bar.format or "",
+            "campaign": campaign, "row": "bar", "bar": bar.id, "format": bar.format or "",
             "shape": worst.shape if worst else "", "M": worst.M if worst else None, "direction": bar.direction,
-            "limit": bar.limit, **_three("observed", bar.observed), "status": bar.status, "cells": bar.cells,
+            "limit": bar.limit, **three("observed", bar.observed), "status": bar.status, "cells": bar.cells,
             "missed": bar.missed, "off": bar.off, "reason": bar.reason, "how": bar.how,
             "undecided": bar.undecided,
         }  # fmt: skip
         rows.append(row)
-    for miss in found.misses:
+    for miss in misses:
         bar = miss.bar
         rows.append(
             {
-                "campaign": found.campaign, "row": "cell", "bar": bar.id, "format": miss.format,
+                "campaign": campaign, "row": "cell", "bar": bar.id, "format": miss.format,
                 "shape": miss.point.shape, "M": miss.point.M, "direction": bar.direction, "limit": bar.limit,
-                **_three("observed", miss.observed), "status": miss.status, "cells": 1,
+                **three("observed", miss.observed), "status": miss.status, "cells": 1,
                 "missed": int(miss.status == bars_r2.MISSED), "undecided": int(miss.status == bars_r2.UNDECIDED),
                 "off": miss.off, "reason": miss.reason, "how": miss.against,
             }
@@ -394,13 +383,13 @@ def tables(found: Analysis | None) -> dict[str, pd.DataFrame]:
         return empty_tables()
     return {
         "r2_decode": decode_table(found),
-        "r2_bars": bar_table(found),
-        "r2_ablation": ablation_table(found),
+        "r2_bars": bar_table(found.campaign, found.bars, found.misses),
+        "r2_ablation": ablation_table(found.campaign, found.steps, found.elements),
         "r2_chain": chain_table(found),
     }
 
 
 __all__ = [
-    "Analysis", "analyse", "chosen", "constants", "earlier_bandwidth", "empty_tables", "gives", "of_folder", "tables",
+    "Analysis", "analyse", "chosen", "constants", "earlier_constant", "empty_tables", "gives", "of_folder", "tables",
     "to_csv",
 ]  # fmt: skip

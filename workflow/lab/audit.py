@@ -30,6 +30,7 @@ from lab import (
     accuracy,
     analysis_r1,
     analysis_r2,
+    analysis_r2b,
     campaign_audit,
     protocol,
     records,
@@ -78,6 +79,7 @@ class Examination:
     verdicts: tuple[Verdict, ...]
     campaign_problems: tuple[Problem, ...] = field(default=())
     notes: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()  # of the notes those on claims that campaigns judge differently
     stopped: Problem | None = None  # what nobody foresaw in the data: nothing was judged
     analyse: report_audit.Analyse | None = None  # made once for verdicts and report
 
@@ -124,9 +126,11 @@ def examine(
     # Judged more than once, by all campaigns and by each alone, but read and computed once.
     analyse = cache(partial(report_audit.analysis, repo))
     analyse_r2 = cache(partial(report_audit.analysis_r2_of, repo))
+    analyse_r2b = cache(partial(report_audit.analysis_r2b_of, repo))
     computed = {
         analysis_r1.RUNG: lambda folder: computed_r1(folder, repo, analyse),
         analysis_r2.RUNG: lambda folder: analyse_r2(folder).constants,
+        analysis_r2b.RUNG: lambda folder: analyse_r2b(folder).constants,
     }
     read = cache(verdicts.read_legs)
 
@@ -149,23 +153,26 @@ def examine(
         evidence, judged = judged_by(used)
     sound = [f for f in used if f.name not in shelf.invalid | shelf.tampered | tampered]
     notes = [campaign_audit.without_legs(f) for f in sound]
-    if len(used) > 1:
-        notes += verdicts.disagreements(judged, [judged_by([f])[1] for f in sound])
+    differing = (
+        verdicts.disagreements(judged, [judged_by([f])[1] for f in sound]) if len(used) > 1 else []
+    )
     return Examination(
         registered,
         problems,
         evidence,
         tuple(judged),
         tuple(campaign_problems),
-        tuple(note for note in notes if note),
+        tuple(note for note in (*notes, *differing) if note),
+        tuple(differing),
         analyse=analyse,
     )
 
 
 def _frozen_protocols(prereg: Path) -> dict[str, str] | None:
-    """SHA-256 of each rung's frozen protocol, empty for one that is not frozen; None where no protocol is."""
+    """SHA-256 of the frozen protocol of each part, empty for one that is not frozen; None where no protocol is."""
     frozen = registry.frozen_files(prereg)
-    found = {rung.id: frozen.get(protocol.file_of(rung.id), "") for rung in rungs.RUNGS}
+    parts = (*(rung.id for rung in rungs.RUNGS), *rungs.PARTS)
+    found = {part: frozen.get(protocol.file_of(part), "") for part in parts}
     return found if any(found.values()) else None
 
 
@@ -421,7 +428,7 @@ class _Answers:
         estimand = claim.estimand
         if estimand.quantity in ("constant", "external", "share"):
             asked = set(estimand.items) or {estimand.name}
-            given = {analysis_r1.RUNG: analysis_r1.gives, analysis_r2.RUNG: analysis_r2.gives}
+            given = {part.RUNG: part.gives for part in (analysis_r1, analysis_r2, analysis_r2b)}
             computed = self.rung in given and any(map(given[self.rung], asked))
             return computed or not self.constants.isdisjoint(asked)
         measured = self.checks if estimand.quantity == "check" else self.cells

@@ -1,105 +1,29 @@
-"""The bars of the decode kernel (issue 4), each judged over its cells: met, missed or undecided, and where and why.
-
-A bar over the worst of several cells is an `Extreme`: met when each cell is on the right side. A bar of which cells are
-missing is never met. Nothing here is a prediction: the limits were set before the kernel, and claims about them are
-judged elsewhere (`lab.verdicts`).
-"""
+"""The bars of the decode kernel (issue 4), judged as `lab.bars` judges any: which cells, which limits, and why not."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from lab import profile_r2, statistics
+from lab import bars, profile_r2, statistics
 from lab.arm_times import Point
+from lab.bars import MET, MISSED, NOT_RUN, UNDECIDED, Bar, Miss, Part, status_of
 from lab.decode_r2 import CHAIN_SHAPE, CHAINED, COLD, HEADLINE, KERNEL, Decode, Link, growth
 from lab.decomposition import FLOOR, Constants
 from lab.page import number
 from lab.profile_r2 import Profile
-from lab.statistics import Estimate, Extreme, Quantity, Recorded
+from lab.statistics import Estimate
 from qgemm_mx.formats import weight_bytes
 
 MS = (1, 2, 4, 8, 16)
 CHAIN_MS = (1, 4, 16)
 LARGE_BYTES = 30e6
-MET, MISSED, UNDECIDED, NOT_RUN = "met", "missed", "undecided", "NOT_RUN"
 FORMATS = ("mxfp4", "nvfp4")
 #: Least speed over FP8 by format: geometric mean, and any one cell.
 OVER_FP8 = {"mxfp4": (1.88, 1.4), "nvfp4": (1.78, 1.35)}
 FLOOR_LARGE, FLOOR_SMALL, M16_OVER_M1, PEERS, CHAIN = 1.20, 1.45, 1.10, 1.0, 1.20
 HOST_US, REGRET, PACK_MS = 10.0, 1.03, 50.0
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar. direction: "above" or "below" the limit is met. claim: id of the frozen claim about it, or None.
-
-    observed: the number with its 95% interval, None where it was not measured. cells: behind it; missed: of these, with
-    the whole interval on the wrong side; undecided: with an interval on both sides. worst: the cell farthest on the
-    wrong side, or nearest to it.
-    """
-
-    id: str
-    text: str
-    format: str | None
-    direction: str
-    limit: float
-    unit: str
-    claim: str | None
-    observed: Quantity | None = None
-    cells: int = 0
-    planned: int = 0
-    missed: int = 0
-    undecided: int = 0
-    worst: Point | None = None
-    status: str = NOT_RUN
-    reason: str = ""
-    how: str = ""
-
-    @property
-    def off(self) -> float | None:
-        """Observed over the limit, less 1."""
-        return None if self.observed is None else self.observed.value / self.limit - 1
-
-
-@dataclass(frozen=True)
-class Miss:
-    """A cell that misses a bar or is undecided (status). against: the peer of a bar about peers, else empty."""
-
-    bar: Bar
-    format: str
-    point: Point
-    observed: Estimate
-    status: str
-    reason: str
-    against: str = ""
-
-    @property
-    def off(self) -> float:
-        """Observed over the limit, less 1."""
-        return self.observed.value / self.bar.limit - 1
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One cell of a bar."""
-
-    point: Point
-    format: str
-    value: Estimate
-    reason: str
-    against: str = ""
-
-
-def status_of(quantity: Quantity, direction: str, limit: float) -> str:
-    """met or missed where the 95% interval lies wholly on one side, else undecided; a limit reached exactly is met."""
-    low, high = quantity.interval()
-    right, wrong = (low >= limit, high < limit)
-    if direction == "below":
-        right, wrong = (high <= limit, low > limit)
-    return MET if right else MISSED if wrong else UNDECIDED
 
 
 def judge(
@@ -115,20 +39,20 @@ def judge(
     found: list[tuple[Bar, list[Miss]]] = []
     for fmt, own in by_format.items():
         found.append((_geomean(fmt, own, everything), []))
-        found.append(_over_cells(*_least(fmt, own, profiled), everything))
+        found.append(bars.over_cells(*_least(fmt, own, profiled), everything))
     for large in (True, False):
         for fmt, own in by_format.items():
             planned = len(MS) * _sized(shapes, fmt, large)
-            found.append(_over_cells(*_floor(fmt, own, profiled, large), planned))
+            found.append(bars.over_cells(*_floor(fmt, own, profiled, large), planned))
     for fmt, own in by_format.items():
-        found.append(_over_cells(*_growth(own, fmt, profiled), len(shapes)))
+        found.append(bars.over_cells(*_growth(own, fmt, profiled), len(shapes)))
     for fmt, own in by_format.items():
         bar, parts = _peers(fmt, own, profiled)
         names = dict.fromkeys(p.against for p in parts)
-        made, lost = _over_cells(bar, parts, everything * len(names))
+        made, lost = bars.over_cells(bar, parts, everything * len(names))
         found.append((replace(made, how="; ".join(filter(None, (made.how, *names)))), lost))
-    found.append(_over_cells(*_chain(chain), len(CHAIN_MS)))
-    found += [(_constant(bar, key, constants), []) for bar, key in _CONSTANTS]
+    found.append(bars.over_cells(*_chain(chain), len(CHAIN_MS)))
+    found += [(bars.of_constant(bar, key, constants), []) for bar, key in _CONSTANTS]
     return [bar for bar, _ in found], [miss for _, lost in found for miss in lost]
 
 
@@ -158,12 +82,12 @@ def _sized(shapes: Sequence[Mapping[str, Any]], fmt: str, large: bool) -> int:
     return sum((size >= LARGE_BYTES) == large for size in sizes)
 
 
-def _least(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tuple[Bar, list[_Part]]:
+def _least(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tuple[Bar, list[Part]]:
     text = "speed over cuBLASLt FP8, the slowest cell"
     claim = f"r2.bar.gemv_fp8_least.{fmt}"
     bar = Bar("fp8_least", text, fmt, "above", OVER_FP8[fmt][1], "ratio", claim)
     return bar, [
-        _Part(c.point, fmt, c.over_fp8, _why(c, profiled, fp8=True))
+        Part(c.point, fmt, c.over_fp8, _why(c, profiled, fp8=True))
         for c in own
         if c.over_fp8 is not None
     ]
@@ -171,88 +95,37 @@ def _least(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tupl
 
 def _floor(
     fmt: str, own: Sequence[Decode], profiled: Sequence[Profile], large: bool
-) -> tuple[Bar, list[_Part]]:
+) -> tuple[Bar, list[Part]]:
     name, limit = ("large", FLOOR_LARGE) if large else ("small", FLOOR_SMALL)
     size = f"{LARGE_BYTES / 1e6:g} MB or more" if large else f"under {LARGE_BYTES / 1e6:g} MB"
     text = f"time over the size-matched floor, the slowest cell of a weight of {size}"
     claim = f"r2.bar.gemv_floor.{name}" if fmt == HEADLINE else None
     bar = Bar(f"floor_{name}", text, fmt, "below", limit, "ratio", claim)
     return bar, [
-        _Part(c.point, fmt, c.over_floor, _why(c, profiled))
+        Part(c.point, fmt, c.over_floor, _why(c, profiled))
         for c in own
         if c.over_floor is not None and (c.weight_bytes >= LARGE_BYTES) == large
     ]
 
 
-def _peers(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tuple[Bar, list[_Part]]:
+def _peers(fmt: str, own: Sequence[Decode], profiled: Sequence[Profile]) -> tuple[Bar, list[Part]]:
     text = "speed over every installed peer, the slowest cell"
     bar = Bar("peers", text, fmt, "above", PEERS, "ratio", f"r2.bar.gemv_peer.{fmt}")
     return bar, [
-        _Part(c.point, fmt, ratio, _why(c, profiled), name)
+        Part(c.point, fmt, ratio, _why(c, profiled), name)
         for c in own
         for name, ratio in c.peers.items()
     ]
-
-
-def _over_cells(bar: Bar, parts: Sequence[_Part], planned: int) -> tuple[Bar, list[Miss]]:
-    """A bar over the worst of its cells, and the cells that miss it or are undecided."""
-    if not parts:
-        return replace(bar, planned=planned, reason="no cell of it was measured"), []
-    largest = bar.direction == "below"
-    observed = Extreme(tuple(p.value for p in parts), largest=largest)
-    ranked = sorted(parts, key=lambda p: p.value.value, reverse=largest)
-    judged = [(p, status_of(p.value, bar.direction, bar.limit)) for p in ranked]
-    status = status_of(observed, bar.direction, bar.limit)
-    how = f"{len(parts)} of {planned} cells"
-    if len(parts) < planned and status == MET:
-        status = UNDECIDED  # a cell that was not measured may miss it
-    made = replace(
-        bar,
-        observed=observed,
-        cells=len(parts),
-        planned=planned,
-        **_counts(word for _, word in judged),
-        worst=ranked[0].point,
-        status=status,
-        reason=ranked[0].reason if status != MET else "",
-        how=how,
-    )
-    return made, [
-        Miss(made, p.format, p.point, p.value, word, p.reason, p.against)
-        for p, word in judged
-        if word != MET
-    ]
-
-
-def _counts(statuses: Iterable[str]) -> dict[str, int]:
-    """How many cells miss a bar, and how many are undecided."""
-    found = Counter(statuses)
-    return {"missed": found[MISSED], "undecided": found[UNDECIDED]}
 
 
 def _geomean(fmt: str, own: Sequence[Decode], planned: int) -> Bar:
     limit = OVER_FP8[fmt][0]
     text = "speed over cuBLASLt FP8, geometric mean of all cells"
     claim = f"r2.bar.gemv_fp8_geomean.{fmt}"
-    bar = Bar("fp8_geomean", text, fmt, "above", limit, "ratio", claim, planned=planned)
+    bar = Bar("fp8_geomean", text, fmt, "above", limit, "ratio", claim)
     used = [c for c in own if c.over_fp8 is not None]
-    if not used:
-        return replace(bar, reason="no cell of it was measured")
-    observed = statistics.geomean([c.over_fp8 for c in used])
-    status = status_of(observed, bar.direction, limit)
-    if len(used) < planned and status == MET:
-        status = UNDECIDED
-    worst = min(used, key=lambda c: c.over_fp8.value)
-    return replace(
-        bar,
-        observed=observed,
-        cells=len(used),
-        **_counts(status_of(c.over_fp8, bar.direction, limit) for c in used),
-        worst=worst.point,
-        status=status,
-        reason=_mean_reason(used, limit) if status != MET else "",
-        how=f"{len(used)} of {planned} cells",
-    )
+    parts = [Part(c.point, fmt, c.over_fp8, "") for c in used]
+    return bars.mean_of_cells(bar, parts, planned, lambda: _mean_reason(used, limit))
 
 
 def _mean_reason(used: Sequence[Decode], limit: float) -> str:
@@ -283,10 +156,10 @@ def _why(cell: Decode, profiled: Iterable[Profile], fp8: bool = False) -> str:
 
 def _growth(
     cells: Sequence[Decode], fmt: str, profiled: Sequence[Profile]
-) -> tuple[Bar, list[_Part]]:
+) -> tuple[Bar, list[Part]]:
     by_shape = {c.point.shape: c for c in cells if c.format == fmt and c.point.M == 16}
     parts = [
-        _Part(by_shape[name].point, fmt, ratio, _why(by_shape[name], profiled))
+        Part(by_shape[name].point, fmt, ratio, _why(by_shape[name], profiled))
         for name, ratio in growth(cells, fmt)
     ]
     claim = "r2.bar.qgemv_m16_over_m1" if fmt == HEADLINE else None
@@ -294,14 +167,14 @@ def _growth(
     return Bar("m16_over_m1", text, fmt, "below", M16_OVER_M1, "ratio", claim), parts
 
 
-def _chain(chain: Sequence[Link]) -> tuple[Bar, list[_Part]]:
+def _chain(chain: Sequence[Link]) -> tuple[Bar, list[Part]]:
     text = "makespan of the decode chain with programmatic launch over bytes / asymptotic bandwidth, the slowest M"
     bar = Bar("chain", text, HEADLINE, "below", CHAIN, "ratio", "r2.bar.chain_pdl_over_asymptote")
     parts = []
     for x in chain:
         if x.kernel == KERNEL and x.regime == CHAINED and x.over_asymptote is not None:
             point = Point(CHAIN_SHAPE, 0, 0, x.m, CHAINED)
-            parts.append(_Part(point, HEADLINE, x.over_asymptote, _chain_reason(x, chain)))
+            parts.append(Part(point, HEADLINE, x.over_asymptote, _chain_reason(x, chain)))
     return bar, parts
 
 
@@ -330,21 +203,6 @@ def _gain(over_plain: Estimate | None) -> str:
     if ratio < 1:
         return f"; dependent launches save {number(100 * (1 - ratio), 2)} % of plain ones"
     return f"; dependent launches take {number(ratio)} times plain ones"
-
-
-def _constant(bar: Bar, key: str, constants: Constants) -> Bar:
-    """A bar about a constant, with the interval that the constant has."""
-    row = constants.found.get(key)
-    if row is None:
-        return replace(bar, reason=constants.missing.get(key, "not measured"))
-    low, high = row["ci_low"], row["ci_high"]
-    value = row["value"]
-    if low is None or high is None:
-        low = high = value
-    observed = Recorded.of(value, low, high, row["n"], log=low > 0)
-    status = status_of(observed, bar.direction, bar.limit)
-    made = replace(bar, observed=observed, status=status, how=row["how"], cells=1, planned=1)
-    return replace(made, **_counts([status]))
 
 
 __all__ = ["MET", "MISSED", "NOT_RUN", "UNDECIDED", "Bar", "Miss", "judge", "status_of"]

@@ -321,10 +321,12 @@ def run(
     kind: str,
     selection: Selection,
     partial_root: Path | None,
+    close: bool = False,
 ) -> Path:
     """Measure the campaign of a rung, or go on with it, and write it under data/campaigns. Returns its folder.
 
     `minutes`: stop between two points rather than go on for longer; Unfinished then says how many points are left.
+    `close`: the minutes end the campaign instead, and what they did not reach is recorded as not reached.
     `builds`: the build records of the cubins in `cubin_dir`, all of one architecture.
     """
     budget = Budget(minutes)
@@ -348,9 +350,14 @@ def run(
             offered = {p.NAME: p.formats for p in peers}
             points = chosen(steps.points(protocol, shapes, offered), selection)
             workshop = steps.workshop(bench, peers, lambda row: note(partial, row), log)
-            measure_points(workshop, partial, points, telemetry, budget, log)
+            try:
+                measure_points(workshop, partial, points, telemetry, budget, log)
+            except Unfinished:
+                if not close:
+                    raise
+                not_reached(partial, points, log)
         if selection.with_counters and not partial.counters:
-            steps.counters(repo, cubin_dir, partial, budget, log)
+            steps.counters(repo, cubin_dir, partial, Budget(None) if close else budget, log)
         folder = records.finalise(partial, repo / "data")
     log(f"campaign {folder.name} written")
     return folder
@@ -428,6 +435,17 @@ def measure_points(
         kits.clear()
         del kit
         free()
+
+
+def not_reached(partial: PartialCampaign, points: Sequence[Point], log: Log) -> None:
+    """Record the points that the minutes did not reach: the campaign is closed without them."""
+    left = [point for point in points if point.name not in partial.finished]
+    for point in left:
+        shape = point.shape
+        place = {"shape": shape["name"], "N": shape["N"], "K": shape["K"], "M": point.m}
+        with partial.attempt("point", **place) as attempt:
+            attempt.refused("not reached: the minutes of the campaign were used up")
+    log(f"the campaign is closed without {len(left)} points")
 
 
 def prepare(workshop: Workshop, partial: PartialCampaign, batch: Sequence[Point]) -> dict[str, Kit]:

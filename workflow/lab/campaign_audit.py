@@ -21,6 +21,7 @@ from lab import (
     files,
     plan_r1,
     plan_r2,
+    plan_r2b,
     protocol,
     records,
     registry,
@@ -38,8 +39,8 @@ from qgemm_mx.formats import weight_bytes
 
 FOLDER = select.CAMPAIGNS
 COLD = records.FLOOR_REGIME
-# Rungs whose protocol has a plan of points, and what makes it.
-PLANNED = {"R1": plan_r1.points, "R2": plan_r2.points}
+# Rungs and parts of one whose protocol has a plan of points, and what makes it.
+PLANNED = {"R1": plan_r1.points, "R2": plan_r2.points, "R2b": plan_r2b.points}
 # A stream reads as many bytes as the cell beside it, and may itself be faster. A testbed variant that leaves the
 # reading out is wrong by design and has no time at all.
 NEED_NO_FLOOR = ("floor",)
@@ -322,7 +323,7 @@ def plan_problems(
             yield f"{_place(key)} has arms, but no legs"
     for key, point in legs.groupby(POINT[:-1], sort=False):
         found = set(point["regime"])
-        planned = protocol.regimes_at(frozen, key[0])
+        planned = protocol.regimes_at(frozen, key[0], key[3])
         for regime in sorted(found ^ set(planned)):
             what = "no regime of the protocol" if regime in found else "missing"
             yield f"{_place(key)} {regime}: {what}"

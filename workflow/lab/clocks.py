@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,50 @@ def steadiness(legs: pd.DataFrame, telemetry: pd.DataFrame) -> dict[str, Any] | 
     return _summary(readings) | {"bands": bands}
 
 
-def readings_during(legs: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
-    """The readings that fell between start and end of a leg, with the leg's point. Legs run one at a time."""
+def readings_during(
+    legs: pd.DataFrame, telemetry: pd.DataFrame, names: Sequence[str] = POINT
+) -> pd.DataFrame:
+    """The readings that fell between start and end of a leg, with the leg's point. Legs run one at a time.
+
+    names: the columns of a leg that its readings get.
+    """
     if legs.empty or telemetry.empty:
-        return telemetry.iloc[:0].assign(**{name: None for name in POINT} | {"M": 0})
+        return telemetry.iloc[:0].assign(**{name: None for name in names} | {"M": 0})
     legs = legs.sort_values("start_ns")
     times = telemetry["t_ns"].to_numpy()
     last = np.searchsorted(legs["start_ns"].to_numpy(), times, side="right") - 1
     inside = (last >= 0) & (times <= legs["end_ns"].to_numpy()[last])
-    return telemetry[inside].assign(**{name: legs[name].to_numpy()[last[inside]] for name in POINT})
+    return telemetry[inside].assign(**{name: legs[name].to_numpy()[last[inside]] for name in names})
+
+
+def by_arm(legs: pd.DataFrame, telemetry: pd.DataFrame, lowest_m: int) -> pd.DataFrame:
+    """Readings of cold legs from `lowest_m` on: one row a kernel, format and M, over all shapes.
+
+    Medians `sm_clock_mhz` and `power_w`, and `capped`, the share of readings with the software power cap (0 to 1);
+    an arm that no reading fell into is not there.
+    """
+    key = ["kernel", "format", "M"]
+    legs = legs[(legs["M"] >= lowest_m) & (legs["regime"] == "cold_graph")]
+    readings = readings_during(legs, telemetry, (*POINT, "kernel", "format"))
+    if readings.empty:
+        return pd.DataFrame(columns=[*key, "readings", "sm_clock_mhz", "power_w", "capped"])
+    reasons = readings["throttle_reasons"].fillna(0).astype("int64")
+    readings = readings.assign(
+        capped=((reasons & THROTTLE_REASONS["sw_power_cap"]) != 0)
+        .astype(float)
+        .where(readings["throttle_reasons"].notna()),
+        **{name: pd.to_numeric(readings[name]) for name in ("sm_clock_mhz", "power_w")},
+    )
+    return (
+        readings.groupby(key, sort=True)
+        .agg(
+            readings=("t_ns", "size"),
+            sm_clock_mhz=("sm_clock_mhz", "median"),
+            power_w=("power_w", "median"),
+            capped=("capped", "mean"),
+        )
+        .reset_index()
+    )
 
 
 def _summary(readings: pd.DataFrame) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from lab.decomposition import (
     present_factors,
     variant_name,
 )
+from lab.plan import BASELINES
 from lab.rows import INVALID_BY_DESIGN, CellRow
 from lab.statistics import Estimate
 from qgemm_mx.formats import weight_bytes
@@ -58,7 +59,7 @@ ENTRIES = (FULL, NONE, *(variant_name(set(FACTORS) - {name}) for name in FACTORS
 ENTRY_FAMILY = "cause/sequence/"
 VARIANT_SHAPES = ("q_o_proj", "gate_up", "llama70b_down")
 RIVAL_SHAPES = ("q_o_proj", "gate_up")
-RIVAL, PEER = "cublaslt_fp8", "peer/"
+RIVAL, RIVAL_FORMAT, PEER = "cublaslt_fp8", "fp8_e4m3", "peer/"
 COLD_M, BOTH_M = (1, 16, 64), (1, 64)
 TIMEOUT_S = 150
 KERNELS, RATIO = "kernels_per_call", "dram_bytes_over_weight_bytes"
@@ -769,7 +770,7 @@ def launcher(operands: Operands, case: Case) -> Callable[[int], None]:
         return _stream(operands, case)
     if case.kernel in VARIANTS:
         return _testbed(operands, case)
-    return _cublaslt(operands, case) if case.kernel == RIVAL else _peer(operands, case)
+    return _cublaslt(operands, case) if case.kernel in BASELINES.values() else _peer(operands, case)
 
 
 def pick(case: Case, candidates: Iterable[Any], name: Callable[[Any], str]) -> Any:
@@ -806,7 +807,7 @@ def _cublaslt(operands: Operands, case: Case) -> Callable[[int], None]:
     from lab.arms import CublasLtArm
 
     bench, weights = operands.bench, operands.weights
-    x = operands.x(case.M)[1]
+    x = operands.x(case.M)[weights.format == RIVAL_FORMAT]
     arm = CublasLtArm(weights, x, None, bench.lt, bench.stream, bench.protocol)
     requested = bench.protocol["cublaslt"]["requested_candidates"]
     plan = bench.lt.plan(case.M, case.N, case.K, arm.fp8, requested)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lab.counters import Found
 from lab.counters_r1 import Case, Metric, MetricSet, Operands, headline_cases, pick
 from lab.plan import FLOOR
 from lab.plan_r2 import PRODUCT
+from lab.protocol import file_of
 from lab.rows import CellRow
 from qgemm_mx.gemv_layout import ROWS, SLICE
 
@@ -64,8 +65,6 @@ def take(
 
     cells: of the campaign so far. protocol: the campaign's; None reads R2's. Rows may be there beside a refusal.
     """
-    from lab.protocol import file_of
-
     if protocol is None:
         protocol = json.loads((repo / file_of(RUNG)).read_text(encoding="utf-8"))
     cold, deep = cases(cells)
@@ -76,8 +75,16 @@ def take(
     return Found(counted.rows + profiled.rows, refused or None)
 
 
-def sass_rows(cubin_dir: Path, wanted: Iterable[Case]) -> Found:
-    """Instruction counts of the entry of each case, which the first word of its configuration names."""
+def sass_rows(
+    cubin_dir: Path,
+    wanted: Iterable[Case],
+    cubins: Sequence[str] = (PRODUCT,),
+    weights_per_iteration: int | None = WEIGHTS_PER_ITERATION,
+) -> Found:
+    """Instruction counts of the entry of each case, which the first word of its configuration names.
+
+    cubins: names of those that hold the entries. weights_per_iteration: of a warp in the inner loop, None: not known.
+    """
     from lab import sass_counts
     from lab.sass import SassError, disassemble
     from qgemm_mx.build import BuildError
@@ -86,20 +93,25 @@ def sass_rows(cubin_dir: Path, wanted: Iterable[Case]) -> Found:
     if not wanted:
         return Found()
     try:
-        sass = disassemble(cubin_dir / f"{PRODUCT}.cubin")
-        entries, loops = sass_counts.count_entries(sass), sass_counts.matrix_loops(sass)
+        entries, loops = {}, {}
+        for name in cubins:
+            sass = disassemble(cubin_dir / f"{name}.cubin")
+            entries |= sass_counts.count_entries(sass)
+            loops |= sass_counts.matrix_loops(sass)
     except (SassError, BuildError) as error:
-        return Found(refused=f"instruction counts of {PRODUCT}: {type(error).__name__}: {error}")
+        return Found(
+            refused=f"instruction counts of {', '.join(cubins)}: {type(error).__name__}: {error}"
+        )
     rows, refusals = [], []
     for case in wanted:
         entry = case.chosen.split(",")[0]
         if entry not in entries:
-            refusals.append(f"instruction counts of {PRODUCT}: {entry!r} is no entry of it")
+            refusals.append(f"instruction counts of {case.kernel}: {entry!r} is no entry of it")
             continue
         found = replace(entries[entry], loop=next(iter(loops[entry]), None))
         place = {"shape": case.shape, "N": case.N, "K": case.K, "M": case.M}
         rows += sass_counts.counter_rows(
-            found, PRODUCT, case.format, place, WEIGHTS_PER_ITERATION, rule=INNER_LOOP_RULE
+            found, case.kernel, case.format, place, weights_per_iteration, rule=INNER_LOOP_RULE
         )
     return Found(rows, "; ".join(refusals) or None)
 
@@ -107,9 +119,14 @@ def sass_rows(cubin_dir: Path, wanted: Iterable[Case]) -> Found:
 # ---- the profiled program ----------------------------------------------------------------------------------------
 
 
-def launcher(operands: Operands, case: Case) -> Callable[[int], None]:
-    """The call of a case in the configuration that the campaign chose; nothing is tuned. LookupError if it is gone."""
-    if case.kernel != PRODUCT:
+def launcher(
+    operands: Operands, case: Case, own: tuple[str, ...] = (PRODUCT,)
+) -> Callable[[int], None]:
+    """The call of a case in the configuration that the campaign chose; nothing is tuned. LookupError if it is gone.
+
+    own: how the ids of the kernels begin that the library makes.
+    """
+    if not case.kernel.startswith(own):
         return counters_r1.launcher(operands, case)
     from lab import product_arms
 
@@ -119,7 +136,7 @@ def launcher(operands: Operands, case: Case) -> Callable[[int], None]:
         kept[PRODUCT] = product_arms.Packed.of(operands.weights, bench.stream)
     x, _ = operands.x(case.M)
     # Nothing is checked here, so the activations are not decoded.
-    arm = product_arms.make_arm(PRODUCT, kept[PRODUCT], x, None, bench.stream, bench.protocol)
+    arm = product_arms.make_arm(case.kernel, kept[PRODUCT], x, None, bench.stream, bench.protocol)
     return pick(case, [arm], lambda a: a.tuning["chosen"]).launch
 
 

@@ -65,6 +65,8 @@ KERNEL_STYLE = {
     "peer/marlin_fp4": ("h", "-"),
 }
 OTHER_STYLE = ("P", "-.")
+#: Kernels whose lines are thick beside those of all others.
+OURS = ("qgemv_mx", "qgemm_mx")
 
 UNIT_NAME = {
     "us": "time (µs)",
@@ -146,8 +148,15 @@ def of_the_set(cells: pd.DataFrame, shapes: Sequence[Mapping]) -> pd.DataFrame:
     if cells.empty:
         return cells
     known = cells["shape"].isin([s["name"] for s in shapes])
-    tried = cells["kernel"].str.startswith(("cause/", "testbed/-", "qgemv_mx/"))
+    tried = cells["kernel"].str.startswith(("cause/", "testbed/-", "qgemv_mx/", "qgemm_mx/"))
     return cells[known & ~tried].reset_index(drop=True)
+
+
+def drawn_once(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells without what a call of `linear` launches, where the kernels are there that it launches."""
+    if cells.empty or not cells["kernel"].isin(OURS).any():
+        return cells
+    return cells[cells["kernel"] != "linear"].reset_index(drop=True)
 
 
 def floors(cells: pd.DataFrame, regime: str) -> pd.DataFrame:
@@ -197,7 +206,7 @@ def plain_number(value: float, _pos: int | None = None) -> str:
     return f"{value:g}"
 
 
-def _m_axis(ax: Axes, ms: Iterable[int]) -> None:
+def m_axis(ax: Axes, ms: Iterable[int]) -> None:
     """Axis of M that spans all of `ms`, so that panels with fewer M can be compared by eye."""
     low, top = min(ms), max(ms)
     ticks = [m for m in (1, 4, 16, 64, 256, 1024, 4096, 16384) if m <= top] or [top]
@@ -208,8 +217,26 @@ def _m_axis(ax: Axes, ms: Iterable[int]) -> None:
     ax.set_xlabel("M (tokens)")
 
 
+def ratio_ticks(ax: Axes) -> None:
+    """Ticks of a logarithmic axis of ratios: 0.5, 1, 2 and what lies between, as many as it takes."""
+    low, high = ax.get_ylim()
+    for steps in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
+        ticks = [s * 10.0**d for d in range(-3, 4) for s in steps if low <= s * 10.0**d <= high]
+        if len(ticks) <= 7:
+            break
+    ax.set_yticks(ticks, [plain_number(t) for t in ticks])
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
 def _style(kernel: str) -> tuple[str, str]:
     return KERNEL_STYLE.get(kernel, OTHER_STYLE)
+
+
+def _width(kernel: str, kernels: Iterable[str]) -> dict[str, float]:
+    """Width and order of a kernel's line: ours are thick and on top, once they are there."""
+    if kernel in OURS:
+        return {"linewidth": 2.0, "zorder": 3.0}
+    return {"linewidth": 0.9 if set(OURS) & set(kernels) else 1.4, "zorder": 2.0}
 
 
 def _colour(fmt: str) -> str:
@@ -350,6 +377,7 @@ def fig_latency(
     if rows.empty:
         raise ValueError(f"figure 1: no timed cell with correctness passed in regime {regime}")
     floor = floors(cells, regime)
+    kernels = set(rows["kernel"])
     panels = _shape_order(rows, shapes)
     with matplotlib.rc_context(rc_of(name)):
         fig, axes = new_canvas(columns, len(panels), 2.75)
@@ -373,12 +401,13 @@ def fig_latency(
                     linestyle=dash,
                     markersize=3.6,
                     elinewidth=1.6,
+                    **_width(kernel, kernels),
                 )
             house_axes(ax)
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(FuncFormatter(plain_number))
             ax.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-            _m_axis(ax, rows["M"])
+            m_axis(ax, rows["M"])
             ax.set_ylabel("time per call (µs)")
             ax.set_title(f"{shape}: N={n}, K={k}")
         handles = [_handle(kernel, fmt) for kernel, fmt in _series(rows)]
@@ -403,7 +432,8 @@ def fig_floor_fraction(
 ) -> str:
     """Figure 2: percent of the size-matched measured floor (100 * floor_us / time_us) against M, one panel a format.
 
-    Line: median over shapes; band: lowest to highest shape. Raises ValueError when no cell has both times.
+    Line: median over shapes; band: lowest to highest shape, of our kernels alone where they are.
+    Raises ValueError when no cell has both times.
     """
     name = f"fig2-c{columns}"
     rows = timed(cells, regime)
@@ -418,13 +448,16 @@ def fig_floor_fraction(
         fig, axes = new_canvas(columns, len(panels), 2.75)
         for ax, fmt in zip(axes, panels, strict=True):
             here = rows[rows["format"] == fmt]
+            kernels = set(here["kernel"])
+            banded = kernels & set(OURS) or kernels
             for kernel, _ in _series(here):
-                by_m = here[here["kernel"] == kernel].groupby("M")["percent"]
+                by_m = _of_most_shapes(here[here["kernel"] == kernel]).groupby("M")["percent"]
                 middle, low, high = by_m.median(), by_m.min(), by_m.max()
                 marker, dash = _style(kernel)
-                ax.fill_between(
-                    middle.index, low, high, color=_colour(fmt), alpha=0.16, linewidth=0
-                )
+                if kernel in banded:
+                    ax.fill_between(
+                        middle.index, low, high, color=_colour(fmt), alpha=0.16, linewidth=0
+                    )
                 ax.plot(
                     middle.index,
                     middle,
@@ -432,10 +465,11 @@ def fig_floor_fraction(
                     marker=marker,
                     linestyle=dash,
                     markersize=3.6,
+                    **_width(kernel, kernels),
                 )
             ax.axhline(100.0, color=INK, linestyle=":", linewidth=1.1)
             house_axes(ax)
-            _m_axis(ax, rows["M"])
+            m_axis(ax, rows["M"])
             ax.set_ylim(0, top)
             ax.set_ylabel("% of the measured floor")
             ax.set_title(FORMAT_NAME.get(fmt, fmt))
@@ -445,6 +479,12 @@ def fig_floor_fraction(
         return svg_of(
             fig, name, f"Figure 2: percent of the measured floor against M, regime {regime}"
         )
+
+
+def _of_most_shapes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one kernel at those M that at least half as many shapes have as the M with most: a line has no kinks."""
+    shapes = rows.groupby("M")["shape"].transform("nunique")
+    return rows[2 * shapes >= shapes.max()]
 
 
 def fig_roofline(
@@ -675,7 +715,7 @@ def build_all(
     data is left out: the report then shows NOT_RUN in its place.
     """
     refuse_timed_reference(cells)
-    newest = of_the_set(newest_cells(cells, campaigns), shapes)
+    newest = drawn_once(of_the_set(newest_cells(cells, campaigns), shapes))
     drawn = timed(newest, HEADLINE_REGIME)
     draws: dict[str, Callable[[], str]] = {}
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -18,7 +19,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from lab import bars_r2
 from lab import figures as kit
 from lab.decode_r2 import Decode, Step
-from lab.statistics import geomean
+from lab.product_cells import ProductCell
+from lab.statistics import Estimate, geomean
 
 FASTER, SLOWER = kit.FORMAT_COLOUR["mxfp4"], kit.FORMAT_COLOUR["fp8_e4m3"]
 PREDICTED = "#cc79a7"
@@ -29,10 +31,20 @@ ROW_INCHES = 0.3
 Plan = Mapping[str, tuple[str, float | None]]
 
 
-def fig_ablation(steps: Sequence[Step], plan: Plan, *, columns: int = 3) -> str:
+def fig_ablation(
+    steps: Sequence[Step],
+    plan: Plan,
+    *,
+    columns: int = 3,
+    name: str = "",
+    base: str = "stream floor",
+    short: str = "the floor",
+    title: str = "Figure 6: from a naive decode kernel to qgemv_mx, step by step",
+) -> str:
     """The ablation as SVG text, one panel a point: each bar leads from the time of the step before to its own.
 
-    Times are in multiples of the floor of the point. ValueError where there is no step, or no floor beside one.
+    Times are in multiples of the floor of the point; base, short: what stands for it, in the legend and on the axis.
+    ValueError where there is no step, or no floor beside one.
     """
     panels: dict[tuple, list[Step]] = {}
     for step in steps:
@@ -42,19 +54,18 @@ def fig_ablation(steps: Sequence[Step], plan: Plan, *, columns: int = 3) -> str:
     if lost := next((s for s in steps if s.floor is None), None):
         raise ValueError(f"ablation: no floor beside {lost.kernel} at {lost.point.shape}")
     most = max(len(own) for own in panels.values())
-    name = f"fig6-ablation-c{columns}"
+    name = name or f"fig6-ablation-c{columns}"
     with matplotlib.rc_context(kit.rc_of(name)):
         fig, axes = kit.new_canvas(columns, len(panels), ROW_INCHES * most + 1.0)
         for i, (ax, own) in enumerate(zip(axes, panels.values(), strict=True)):
-            _ablation(ax, own, plan)
+            _ablation(ax, own, plan, short)
             if i % columns:
                 ax.set_yticklabels([])
-        kit.draw_legend(fig, _ablation_handles(steps, plan), columns)
-        title = "Figure 6: from a naive decode kernel to qgemv_mx, step by step"
+        kit.draw_legend(fig, _ablation_handles(steps, plan, base), columns)
         return kit.svg_of(fig, name, title)
 
 
-def _ablation(ax: Axes, steps: Sequence[Step], plan: Plan) -> None:
+def _ablation(ax: Axes, steps: Sequence[Step], plan: Plan, short: str) -> None:
     kit.house_axes(ax)
     ax.grid(False, axis="y")
     before: float | None = None
@@ -91,7 +102,7 @@ def _ablation(ax: Axes, steps: Sequence[Step], plan: Plan) -> None:
     ax.set_xlim(min(ends) - margin, max(ends) + margin)
     ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(kit.plain_number))
-    ax.set_xlabel("time, multiples of the floor")
+    ax.set_xlabel(f"time, multiples of {short}")
     point = steps[0].point
     ax.set_title(f"{point.shape}\nMXFP4, M={point.M}: {steps[-1].time.value:.3g} µs")
 
@@ -103,7 +114,7 @@ def label(step: Step, plan: Plan) -> str:
     return textwrap.shorten(what, LABEL, placeholder="…") if what else name
 
 
-def _ablation_handles(steps: Sequence[Step], plan: Plan) -> list:
+def _ablation_handles(steps: Sequence[Step], plan: Plan, base: str) -> list:
     handles: list = [Patch(facecolor=FASTER, label="the step is faster (change beside the panel)")]
     if any(s.over_previous is not None and s.over_previous.value > 1 for s in steps):
         handles.append(Patch(facecolor=SLOWER, label="the step is slower"))
@@ -111,7 +122,7 @@ def _ablation_handles(steps: Sequence[Step], plan: Plan) -> list:
         mark = {"marker": "D", "markerfacecolor": "none", "markeredgecolor": PREDICTED}
         text = "predicted, from the step before"
         handles.append(Line2D([], [], linestyle="none", markeredgewidth=1.6, label=text, **mark))
-    handles.append(Line2D([], [], color=kit.INK, linestyle=":", label="stream floor"))
+    handles.append(Line2D([], [], color=kit.INK, linestyle=":", label=base))
     return handles
 
 
@@ -134,32 +145,15 @@ def fig_decode(cells: Sequence[Decode], *, columns: int = 3) -> str:
         fig, axes = kit.new_canvas(columns, len(panels), 2.75)
         for ax, (what, fmt) in zip(axes, panels, strict=True):
             _decode(ax, [c for c in cells if c.format == fmt], what, fmt)
-        _same_scale(axes, [what for what, _ in panels])
+        same_scale(axes, [what for what, _ in panels])
         kit.draw_legend(fig, _decode_handles(), columns)
         title = "Figure 7: qgemv_mx against cuBLASLt FP8 and against the floor"
         return kit.svg_of(fig, name, title)
 
 
 def _decode(ax: Axes, cells: Sequence[Decode], what: str, fmt: str) -> None:
-    colour = kit.FORMAT_COLOUR.get(fmt, kit.MUTED)
     kit.house_axes(ax)
-    by_shape: dict[str, list[Decode]] = {}
-    for c in cells:
-        if getattr(c, what) is not None:
-            by_shape.setdefault(c.point.shape, []).append(c)
-    ms = sorted({c.point.M for own in by_shape.values() for c in own})
-    for own in by_shape.values():
-        own = sorted(own, key=lambda c: c.point.M)
-        dash = "-" if own[0].weight_bytes >= bars_r2.LARGE_BYTES else "--"
-        ax.plot(
-            [c.point.M for c in own], [getattr(c, what).value for c in own], color=colour,
-            linewidth=0.9, linestyle=dash, alpha=0.6,
-        )  # fmt: skip
-    means = []
-    for m in ms:
-        parts = [getattr(c, what) for own in by_shape.values() for c in own if c.point.M == m]
-        means.append(geomean(parts).value)
-    ax.plot(ms, means, color=colour, linewidth=2.2, marker="D", markersize=4.5)
+    ms = shape_lines(ax, cells, attrgetter(what))
     for limit, dash in _limits(what, fmt):
         ax.axhline(limit, color=kit.INK, linestyle=dash, linewidth=1.1)
         ax.text(1.02, limit, f"{limit:g}", transform=ax.get_yaxis_transform(), va="center")
@@ -172,6 +166,27 @@ def _decode(ax: Axes, cells: Sequence[Decode], what: str, fmt: str) -> None:
     ax.set_title(f"{name} over cuBLASLt FP8" if what == "over_fp8" else f"{name} over its floor")
 
 
+def shape_lines(
+    ax: Axes, cells: Sequence[ProductCell], value: Callable[[ProductCell], Estimate | None]
+) -> list[int]:
+    """Lines of a ratio against M: a thin one a shape, and their geometric mean; gives the M. cells: of one format."""
+    known = [(c, ratio) for c in cells if (ratio := value(c)) is not None]
+    colour = kit.FORMAT_COLOUR.get(known[0][0].format, kit.MUTED)
+    by_shape: dict[str, list[tuple[ProductCell, Estimate]]] = {}
+    for c, ratio in sorted(known, key=lambda pair: pair[0].point.M):
+        by_shape.setdefault(c.point.shape, []).append((c, ratio))
+    for own in by_shape.values():
+        dash = "-" if own[0][0].weight_bytes >= bars_r2.LARGE_BYTES else "--"
+        ax.plot(
+            [c.point.M for c, _ in own], [ratio.value for _, ratio in own], color=colour,
+            linewidth=0.9, linestyle=dash, alpha=0.6,
+        )  # fmt: skip
+    ms = sorted({c.point.M for c, _ in known})
+    means = [geomean([ratio for c, ratio in known if c.point.M == m]).value for m in ms]
+    ax.plot(ms, means, color=colour, linewidth=2.2, marker="D", markersize=4.5)
+    return ms
+
+
 def _limits(what: str, fmt: str) -> list[tuple[float, object]]:
     """Bars of a panel with their dashes."""
     if what == "over_floor":
@@ -182,17 +197,19 @@ def _limits(what: str, fmt: str) -> list[tuple[float, object]]:
     return [(mean, (0, (6, 2))), (least, (0, (2, 2)))]
 
 
-def _same_scale(axes: Sequence[Axes], kinds: Sequence[str]) -> None:
+def same_scale(axes: Sequence[Axes], kinds: Sequence[str], log: bool = False) -> None:
     """Panels of one kind share their scale, so that formats can be compared by eye."""
     for kind in dict.fromkeys(kinds):
         own = [ax for ax, k in zip(axes, kinds, strict=True) if k == kind]
         ends = [ax.get_ylim() for ax in own]
         low, high = min(e[0] for e in ends), max(e[1] for e in ends)
         for ax in own:
-            ax.set_ylim(math.floor(20 * low) / 20, math.ceil(20 * high) / 20)
+            ends = (low, high) if log else (math.floor(20 * low) / 20, math.ceil(20 * high) / 20)
+            ax.set_ylim(*ends)
 
 
-def _decode_handles() -> list[Line2D]:
+def line_handles() -> list[Line2D]:
+    """What the lines of `shape_lines` are."""
     grey = {"color": kit.MUTED, "linewidth": 1.0}
     return [
         Line2D(
@@ -200,6 +217,12 @@ def _decode_handles() -> list[Line2D]:
         ),
         Line2D([], [], linestyle="-", label="a shape of 30 MB or more", **grey),
         Line2D([], [], linestyle="--", label="a smaller shape", **grey),
+    ]
+
+
+def _decode_handles() -> list[Line2D]:
+    return [
+        *line_handles(),
         Line2D(
             [], [], color=kit.INK, linestyle=(0, (6, 2)), label="bar: mean, or floor of large shapes"
         ),
@@ -209,4 +232,6 @@ def _decode_handles() -> list[Line2D]:
     ]  # fmt: skip
 
 
-__all__ = ["Plan", "fig_ablation", "fig_decode", "label"]
+__all__ = [
+    "Plan", "fig_ablation", "fig_decode", "label", "line_handles", "same_scale", "shape_lines",
+]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,20 @@ from lab.claims import Claim
 from lab.scores import Coverage, Score
 
 
-def integrity_json(result: AuditResult, repo: str | Path) -> dict[str, Any]:
-    """State, head of the chain, its freezes and the problems, as the report prints them."""
+def integrity_json(
+    result: AuditResult, repo: str | Path, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """State, head of the chain, its freezes and the problems, as the report prints them.
+
+    notes: claims to which a campaign, taken alone, gives another verdict.
+    """
     rows = [{"status": p.status, "path": p.path, "reason": p.reason} for p in result.problems]
     return {
         "status": result.status,
         "head": registry.head(Path(repo) / "prereg"),
         "freezes": _freezes(Path(repo) / "prereg" / registry.MANIFEST),
         "problems": rows,
+        "notes": list(notes),
     }
 
 

@@ -171,7 +171,7 @@ def time_point(
     nodes = min_nodes(protocol, m)
     wrong = {a.name for a in arms if a.wrong}
     legs: list[dict[str, Any]] = []
-    for regime in regimes_at(protocol, name):
+    for regime in regimes_at(protocol, name, m):
         taking = [a for a in arms if a.takes_part(protocol, name, m, regime)]
         if not taking:
             continue
@@ -212,7 +212,7 @@ def check_before(
 def rehearse(bench: Bench, arm: TimedArm, shape: dict, m: int) -> None:
     """One thrown-away leg of every regime: what cannot be captured must not be met in the middle of a block."""
     nodes = min_nodes(bench.protocol, m)
-    for regime in regimes_at(bench.protocol, shape["name"]):
+    for regime in regimes_at(bench.protocol, shape["name"], m):
         if arm.takes_part(bench.protocol, shape["name"], m, regime):
             if regime != LOOPED:
                 arm.capture(bench.timer, regime, nodes)
@@ -299,7 +299,7 @@ def measure_point(
             tuning=Tuning(**arm.arm.tuning) if arm.arm.tuning else None,
         )
         for arm in timed
-        for regime in regimes_at(bench.protocol, shape["name"])
+        for regime in regimes_at(bench.protocol, shape["name"], m)
         if arm.takes_part(bench.protocol, shape["name"], m, regime)
     ]
     return cells, checks, sample_frame(legs, timed, good, place)

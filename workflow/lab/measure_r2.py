@@ -5,7 +5,7 @@ What it shares with R1 is in lab.campaign. This module never reads a prediction:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,20 @@ RUNG = "R2"
 
 
 class Workshop(campaign.Workshop):
-    """Makes the product's arms beside those of the production kernels."""
+    """Makes the product's arms beside those of the production kernels.
+
+    own: how the ids of the kernels begin that the library makes. searched: the one of them that is searched here.
+    """
+
+    own: tuple[str, ...] = (PRODUCT,)
+    searched = SEARCHED
 
     def lay_out(self, kit: Kit, points: Sequence[Point]) -> None:
         """Every copy of a weight packed by the library; for a chain the weights of its layers instead."""
         if any(CHAIN_GROUP in p.groups for p in points):
             kit.layers = self._layers(kit)
             return
-        for fmt in dict.fromkeys(f for p in points for k, f in p.arms if k.startswith(PRODUCT)):
+        for fmt in dict.fromkeys(f for p in points for k, f in p.arms if k.startswith(self.own)):
             kit.layouts[fmt] = {PRODUCT: Packed.of(kit.weights[fmt], self.bench.stream)}
 
     def _layers(self, kit: Kit) -> list[Packed]:
@@ -54,12 +60,12 @@ class Workshop(campaign.Workshop):
             return {(chain.kernel, chain.format): chain}
         made: dict[ArmName, Arm] = {}
         for kernel, fmt in point.arms:
-            if kernel.startswith(PRODUCT):
+            if kernel.startswith(self.own):
                 packed: Packed = kit.layouts[fmt][PRODUCT]
                 made[kernel, fmt] = arm = product_arms.make_arm(
                     kernel, packed, x.bf16, x.bf16_64, bench.stream, bench.protocol
                 )
-                if kernel == SEARCHED:
+                if kernel == self.searched:
                     self._search(arm, point)
         return made
 
@@ -93,10 +99,12 @@ def run_campaign_r2(
     return campaign.run(steps, repo, cubin_dir, builds, log, minutes, kind, selection, partial_root)
 
 
-def ablations(protocol: dict[str, Any]) -> list[str]:
+def ablations(
+    protocol: dict[str, Any], is_ablation: Callable[[str], bool] = plan_r2.is_ablation
+) -> list[str]:
     """Steps and elements that the plan has, each once."""
     kernels = (kernel for row in protocol["plan"]["rows"] for kernel in row["kernels"])
-    return list(dict.fromkeys(kernel for kernel in kernels if plan_r2.is_ablation(kernel)))
+    return list(dict.fromkeys(filter(is_ablation, kernels)))
 
 
 def _open(bench: Bench, partial: PartialCampaign, log: Log) -> None:

@@ -52,15 +52,18 @@ def points(
     shapes: Sequence[Mapping[str, Any]],
     peers: Mapping[str, Sequence[str]],
     groups_at: Callable[[Mapping[str, Any], int], Groups],
+    ms_of: Callable[[Mapping[str, Any]], Sequence[int]] | None = None,
 ) -> list[Point]:
     """Every point in the frozen order: the shapes of prereg/shapes.json first, shape by shape, then the further ones.
 
     `shapes`: rows of prereg/shapes.json; `peers`: kernel id to formats of the adaptors that can run here; `groups_at`:
-    the groups of a shape at an M. Shapes, and M within a shape, are in the order of the frozen seed.
+    the groups of a shape at an M; `ms_of`: the M of a shape, None: those of the plan. Shapes, and M within a shape, are
+    in the order of the frozen seed.
     """
     found = []
     for shape in shuffled(shapes, point_seed(protocol, "shapes")):
-        ms = shuffled(protocol["plan"]["m"], point_seed(protocol, shape["name"], "M"))
+        own = protocol["plan"]["m"] if ms_of is None else ms_of(shape)
+        ms = shuffled(own, point_seed(protocol, shape["name"], "M"))
         found += [Point(shape, m, groups_at(shape, m)) for m in ms]
     further = shuffled(further_shapes(protocol, shapes), point_seed(protocol, "further"))
     for shape, row in further:

@@ -1,7 +1,8 @@
-"""The product as arms: qgemv_mx, the fastest of all its plans, its batch-invariant mode, its ablation, and a chain.
+"""The product as arms: each kernel, the fastest of all its plans, its ablation, what `linear` launches, and a chain.
 
-Weights are packed by `qgemm_mx.gpu_linear.pack_weight`, and a call is one of its `Launch` objects: a node of a captured
-graph is exactly what a user's call of `linear` launches, and nothing of the host's work for a call is in it.
+Weights are packed by `qgemm_mx.gpu_linear.pack_weight`, and a call is one of its `Launch` objects, or several: a node
+of a captured graph is exactly what a user's call of `linear` launches, and nothing of the host's work for a call is in
+it. Ids of kernels are those of lab.plan_r2 and lab.plan_r2b.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab import plan_r2b
 from lab.arms import POISON, Truth, check_chain, pick_fastest, poisoned_call
 from lab.operands import WeightCopies
 from lab.plan_r2 import BATCH_INVARIANT, PRODUCT, SEARCHED
 from lab.protocol import tuning_nodes
 from lab.rows import CheckRow
 from lab.timing import Timer
-from qgemm_mx import gemv_plan, probes
+from qgemm_mx import gemm_plan, gemv_plan, probes
 from qgemm_mx.device import device
 from qgemm_mx.formats import FORMATS, decode_bf16, encode_bf16
+from qgemm_mx.gemm_launch import MatrixLaunch
+from qgemm_mx.gemm_plan import GemmPlan
 from qgemm_mx.gemv_layout import GEMV_FORMATS, K_STEP
 from qgemm_mx.gemv_plan import MAX_TOKENS, GemvPlan
 from qgemm_mx.gpu_linear import Launch, LinearWeight, linear, pack_weight
+from qgemm_mx.launch import LaunchError
 from qgemm_mx.probes import CheckResult
 
 ACTIVATION = "bf16"
@@ -39,6 +44,28 @@ PROBE_PROBLEMS = (
 )
 #: Those for the entries of the ablation, which are there for 1 and for 16 tokens.
 ABLATION_PROBLEMS = ((1, 128, 1), (200, 1664, 16), (2880, 2944, 1))
+#: The same for qgemm_mx and the dispatch, small, because `linear` and its mode run each as well: every number of tokens
+#: of a block and one more, one tile and several, of rows too.
+MATRIX_PROBLEMS = (
+    (7, 256, 3),
+    (200, 2688, 7),
+    (333, 1664, 16),
+    (520, 896, 33),
+    (40, 384, 65),
+    (1, 640, 100),
+    (300, 1152, 129),
+    (333, 512, 257),
+)
+MATRIX_ABLATION_PROBLEMS = ((7, 256, 3), (333, 1664, 65), (300, 512, 257))
+#: How the ids of the kernels begin that are probed with those.
+MATRIX_KERNELS = (plan_r2b.PRODUCT, plan_r2b.DISPATCH)
+#: Kernels that `linear` itself probes: those that are one of its modes, by whether that is the batch-invariant one.
+MODES = {
+    PRODUCT: False,
+    BATCH_INVARIANT: True,
+    plan_r2b.DISPATCH: False,
+    plan_r2b.BATCH_INVARIANT: True,
+}
 
 
 def use_cubins(folder: Path, ordinal: int = 0) -> None:
@@ -75,33 +102,93 @@ def own_launch(
     return by_rows[ACTIVATION][MAX_TOKENS if batch_invariant else m]
 
 
-def planned_launch(weight: LinearWeight, plan: GemvPlan, entry: str, source: str) -> Launch:
+@dataclass(frozen=True)
+class Rows:
+    """Launches of qgemv_mx for MAX_TOKENS rows each, the last for what is left, as `linear` makes them of more rows."""
+
+    launches: tuple[Launch, ...]
+
+    @property
+    def plan(self) -> GemvPlan:
+        """Of the first."""
+        return self.launches[0].plan
+
+    def __call__(
+        self, weight: LinearWeight, x: int, y: int, m: int, stream: int, programmatic: bool = False
+    ) -> None:
+        """Launch all, as a `Launch` is called; rows of x and y have no gaps."""
+        for launch in self.launches:
+            rows = min(m, MAX_TOKENS)
+            launch(weight, x, y, rows, stream=stream, programmatic=programmatic)
+            m, x, y = m - rows, x + 2 * rows * weight.k, y + 2 * rows * weight.n
+
+
+def dispatched(weight: LinearWeight, m: int, batch_invariant: bool = False) -> Launch | Rows:
+    """All that `linear` launches for M rows of BF16."""
+    if weight.matrix and not batch_invariant and (launch := weight.matrix_by_rows[m]) is not None:
+        return launch
+    whole, rest = divmod(m, MAX_TOKENS)
+    rows = [MAX_TOKENS] * whole + [rest] * (rest > 0)
+    launches = tuple(own_launch(weight, r, batch_invariant) for r in rows)
+    return launches[0] if len(launches) == 1 else Rows(launches)
+
+
+def matrix_launch(weight: LinearWeight, m: int) -> MatrixLaunch:
+    """The launch of qgemm_mx for M rows by its own plan, also where `linear` takes another kernel."""
+    require_matrix(weight)
+    if (launch := weight.matrix_by_rows[m]) is not None:
+        return launch
+    gpu = device(weight.device)
+    problem = (weight.n, weight.k, m, weight.format, gpu.sm_count, gpu.smem_per_sm)
+    plan = gemm_plan.plan_gemm(*problem)
+    return planned_launch(weight, plan, plan.entry(weight.format, ACTIVATION), MatrixLaunch.SOURCE)
+
+
+def require_matrix(weight: LinearWeight) -> None:
+    """LaunchError for a weight whose scales are too far apart for qgemm_mx."""
+    if not weight.matrix:
+        raise LaunchError(
+            f"W[{weight.n}, {weight.k}] ({weight.format}) has scales that {plan_r2b.PRODUCT} cannot take"
+        )
+
+
+def planned_launch(
+    weight: LinearWeight, plan: GemvPlan | GemmPlan, entry: str, source: str
+) -> Launch:
     """The launch of an entry of a cubin by a plan of the weight's problem, loaded and ready."""
     problem = (weight.format, weight.n, weight.k, ACTIVATION, device(weight.device))
-    return Launch.from_plan(plan, *problem, source=source, entry=entry)
+    kind = MatrixLaunch if isinstance(plan, GemmPlan) else Launch
+    return kind.from_plan(plan, *problem, source=source, entry=entry)
 
 
-def candidates(weight: LinearWeight, m: int) -> Iterator[Launch]:
-    """The launches of every plan that fits the problem."""
+def candidates(weight: LinearWeight, m: int, kernel: str = PRODUCT) -> Iterator[Launch]:
+    """The launches of every plan of a kernel that is worth timing for the problem."""
     gpu = device(weight.device)
     problem = (weight.n, weight.k, m, weight.format)
-    for plan in gemv_plan.candidates(*problem, gpu.sm_count, gpu.smem_per_sm):
-        yield planned_launch(weight, plan, plan.entry(weight.format, ACTIVATION), PRODUCT)
+    plans = gemv_plan if kernel == PRODUCT else gemm_plan
+    for plan in plans.candidates(*problem, gpu.sm_count, gpu.smem_per_sm):
+        yield planned_launch(weight, plan, plan.entry(weight.format, ACTIVATION), kernel)
 
 
 def ablation_launch(kernel: str, weight: LinearWeight, m: int) -> tuple[Launch, str]:
     """The launch and the entry of a step of the ablation."""
     gpu = device(weight.device)
-    step = kernel.removeprefix(f"{PRODUCT}/")
+    product, _, step = kernel.partition("/")
     problem = (weight.n, weight.k, m, weight.format, gpu.sm_count, gpu.smem_per_sm)
-    source, entry, plan = gemv_plan.ablation(step, *problem)
+    plans = gemv_plan
+    if product == plan_r2b.PRODUCT:
+        require_matrix(weight)
+        plans = gemm_plan
+    source, entry, plan = plans.ablation(step or product, *problem)
     return planned_launch(weight, plan, entry, source), entry
 
 
-def describe(plan: GemvPlan, entry: str) -> str:
+def describe(plan: GemvPlan | GemmPlan, entry: str) -> str:
     """One line for the record: the entry, the grid, and every number of the plan."""
     numbers = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "reasons"}
     rest = ", ".join(f"{name} {value}" for name, value in numbers.items())
+    if isinstance(plan, GemmPlan):
+        rest += f", jobs {plan.jobs}, {'streamed' if plan.streamed else 'all whole'}"
     return f"{entry}, grid {plan.grid} x {plan.threads}, {rest}"
 
 
@@ -110,9 +197,10 @@ def describe(plan: GemvPlan, entry: str) -> str:
 
 @dataclass
 class ProductArm:
-    """Y = X W^T by one launch of the library. x: BF16 patterns, uint16 [M, K], and x64 their values.
+    """Y = X W^T by the library. x: BF16 patterns, uint16 [M, K], and x64 their values.
 
-    bound: the launch. entry: of it, where it is not the one that its plan names. programmatic: a dependent launch.
+    bound: the launch, or the launches. entry: of it, where it is not the one that its plan names. programmatic: a
+    dependent launch.
     """
 
     kernel: str
@@ -121,7 +209,7 @@ class ProductArm:
     x64: Any
     stream: Any
     protocol: dict[str, Any]
-    bound: Launch
+    bound: Launch | Rows
     entry: str | None = None
     programmatic: bool = False
     role: str = "product"
@@ -139,7 +227,7 @@ class ProductArm:
         self.use(self.bound)
         self.tuning = {"candidates": 1, "chosen": self.describe(self.bound)}
 
-    def use(self, launch: Launch) -> None:
+    def use(self, launch: Launch | Rows) -> None:
         """Bind a launch to the operands, copy by copy."""
         addresses = (int(self.x.data.ptr), int(self.y.data.ptr), self.m)
         self.bound = launch
@@ -150,8 +238,12 @@ class ProductArm:
             for weight in self.packed.copies
         ]
 
-    def describe(self, launch: Launch) -> str:
+    def describe(self, launch: Launch | Rows) -> str:
         """One line for the record."""
+        if isinstance(launch, Rows):
+            first, last = self.describe(launch.launches[0]), self.describe(launch.launches[-1])
+            end = "" if last == first else f", the last: {last}"
+            return f"{first}, {len(launch.launches)} launches{end}"
         return describe(launch.plan, self.entry or launch.plan.entry(self.format, ACTIVATION))
 
     def launch(self, copy: int) -> None:
@@ -190,7 +282,8 @@ class SearchedArm(ProductArm):
         """
         own = self.describe(self.bound)
         launches = {own: self.bound}
-        for launch in candidates(self.packed.copies[0], self.m):
+        kernel = self.kernel.partition("/")[0]
+        for launch in candidates(self.packed.copies[0], self.m, kernel):
             launches.setdefault(self.describe(launch), launch)
         right = {name: calls for name, launch in launches.items() if (calls := self._gated(launch))}
         chosen, gain = own, None
@@ -220,9 +313,16 @@ class SearchedArm(ProductArm):
 def make_arm(
     kernel: str, packed: Packed, x: Any, x64: Any, stream: Any, protocol: dict[str, Any]
 ) -> ProductArm:
-    """The arm of a kernel id: PRODUCT, SEARCHED (not tuned yet), BATCH_INVARIANT, or a part of the ablation."""
+    """The arm of an id: a kernel, its search (not tuned yet), the batch-invariant mode, a step, or the dispatch."""
     weight, m = packed.copies[0], int(x.shape[0])
     shared = (packed, x, x64, stream, protocol)
+    if kernel == plan_r2b.SEARCHED:
+        return SearchedArm(kernel, *shared, matrix_launch(weight, m))
+    if kernel == plan_r2b.PRODUCT:
+        return ProductArm(kernel, *shared, matrix_launch(weight, m))
+    if kernel in (plan_r2b.DISPATCH, plan_r2b.BATCH_INVARIANT):
+        invariant = kernel == plan_r2b.BATCH_INVARIANT
+        return ProductArm(kernel, *shared, dispatched(weight, m, invariant))
     if kernel == SEARCHED:
         return SearchedArm(kernel, *shared, own_launch(weight, m))
     if kernel in (PRODUCT, BATCH_INVARIANT):
@@ -291,39 +391,58 @@ class Chain:
 # ---- probes ------------------------------------------------------------------------------------------------------
 
 
-def probe_checks(stream: Any, ablations: Iterable[str] = ()) -> list[CheckRow]:
+def probe_checks(
+    stream: Any,
+    ablations: Iterable[str] = (),
+    kernels: Iterable[str] = (PRODUCT, BATCH_INVARIANT),
+) -> list[CheckRow]:
     """Every structured probe through the library on the device, in all formats; `ablations`: kernel ids, in MXFP4."""
-    runs = [
-        (kernel, fmt, problem)
-        for kernel in (PRODUCT, BATCH_INVARIANT)
-        for fmt in GEMV_FORMATS
-        for problem in PROBE_PROBLEMS
+    runs = [(kernel, GEMV_FORMATS, PROBE_PROBLEMS, MATRIX_PROBLEMS) for kernel in kernels]
+    runs += [
+        (kernel, ("mxfp4",), ABLATION_PROBLEMS, MATRIX_ABLATION_PROBLEMS) for kernel in ablations
     ]
-    runs += [(kernel, "mxfp4", p) for kernel in ablations for p in ABLATION_PROBLEMS]
+    asked: dict[tuple[str, int, int, int], list[str]] = {}  # a probe is made once for all kernels
+    for kernel, formats, *problems in runs:
+        for fmt in formats:
+            for problem in problems[kernel.startswith(MATRIX_KERNELS)]:
+                asked.setdefault((fmt, *problem), []).append(kernel)
     rows = []
-    for kernel, fmt, (n, k, m) in runs:
+    for (fmt, n, k, m), wanted in asked.items():
         if k % max(K_STEP, FORMATS[fmt].group):
             continue
-        place = dict(kernel=kernel, format=fmt, shape=f"probe_{n}x{k}", N=n, K=k, M=m)
+        place = dict(format=fmt, shape=f"probe_{n}x{k}", N=n, K=k, M=m)
         for probe in probes.probes_for(fmt, n, k, m):
-            found = run_probe(kernel, probe, stream)
-            rows.append(CheckRow(**place, **vars(replace(found, name=f"probe_{found.name}"))))
+            with stream:
+                weight = pack_weight(probe.weight, stream=stream)
+            for kernel in wanted:
+                if (found := run_probe(kernel, probe, weight, stream)) is not None:
+                    named = replace(found, name=f"probe_{found.name}")
+                    rows.append(CheckRow(kernel=kernel, **place, **vars(named)))
     return rows
 
 
-def run_probe(kernel: str, probe: probes.Probe, stream: Any) -> CheckResult:
-    """One probe through one kernel id; BF16 in and out. The product and its mode go through `linear` itself."""
+def run_probe(
+    kernel: str, probe: probes.Probe, weight: LinearWeight, stream: Any
+) -> CheckResult | None:
+    """One probe through one kernel id; BF16 in and out. What `linear` has a mode for goes through `linear` itself.
+
+    None where qgemm_mx was asked for and cannot take the scales of the weight.
+    """
     import cupy as cp
 
     m = len(probe.x)
+    if kernel not in MODES and kernel.startswith(plan_r2b.PRODUCT) and not weight.matrix:
+        return None
     with stream:
-        weight = pack_weight(probe.weight, stream=stream)
         x = cp.asarray(encode_bf16(probe.x))
         y = cp.full((m, probe.weight.n), POISON, cp.uint16)
-        if kernel in (PRODUCT, BATCH_INVARIANT):
-            linear(x, weight, out=y, stream=stream, batch_invariant=kernel == BATCH_INVARIANT)
+        if kernel in MODES:
+            linear(x, weight, out=y, stream=stream, batch_invariant=MODES[kernel])
         else:
-            launch, _ = ablation_launch(kernel, weight, m)
+            if kernel == plan_r2b.PRODUCT:
+                launch = matrix_launch(weight, m)
+            else:
+                launch, _ = ablation_launch(kernel, weight, m)
             launch(weight, int(x.data.ptr), int(y.data.ptr), m, stream=stream.ptr)
     stream.synchronize()
     return probes.check(probe, decode_bf16(cp.asnumpy(y)), output="bfloat16")

@@ -1,4 +1,4 @@
-"""What the profiler counted of the decode kernel and its floor, call by call, and by rule what holds a call up.
+"""What the profiler counted of our kernels and their rivals, call by call, and by rule what holds a call up.
 
 A rule reads a call's counters in a fixed order and names the first limit that it finds; the numbers that decided stand
 in the sentence. Counters come from a pass of their own, so a call that was not profiled is explained by the one nearest
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.decomposition import FLOOR
@@ -23,19 +23,27 @@ KERNEL = "qgemv_mx"
 ISSUE_BOUND = 70.0
 #: Part of the asymptotic bandwidth from which on memory sets the time.
 MEMORY_BOUND = 0.85
-#: Bytes read over the bytes of the weight above which something is read again.
+#: Percent of cycles in which the tensor pipe worked, from which on products set the time.
+TENSOR_BOUND = 75.0
+#: Bytes read over the bytes of the operands above which something is read again.
 READ_AGAIN = 1.1
+#: With more tokens than these, products may set the time, and reading again is no fault while memory has time left.
+FEW_TOKENS, BUSY_MEMORY = 16, 0.5
 
 DURATION, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
 ISSUE = "smsp__issue_active.avg.pct_of_peak_sustained_active"
 WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active"
 ELIGIBLE = "smsp__warps_eligible.avg.per_cycle_active"
 DRAM_PEAK = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
-TENSOR = "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"
+TENSOR = (
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+)
 REGISTERS, BLOCK = "launch__registers_per_thread", "launch__block_size"
 WAVES, GRID = "launch__waves_per_multiprocessor", "launch__grid_size"
 LIMITS = "launch__occupancy_limit_"
 SPILLS = ("smsp__sass_inst_executed_op_local_ld.sum", "smsp__sass_inst_executed_op_local_st.sum")
+L2_HITS = "lts__t_sector_hit_rate.pct"
 INSTRUCTIONS = "smsp__inst_executed.sum"
 LOOP = "loop_instructions_per_64_weights"
 SASS = "sass_"
@@ -53,6 +61,10 @@ WAITS = {
     "math_pipe_throttle": "for an arithmetic pipe",
     "wait": "out the fixed latency of instructions that depend on each other",
     "not_selected": "while other warps issue",
+    "gmma": "for products of their own warpgroup (wgmma)",
+    "warpgroup_arrive": "for their warpgroup to come together before a product",
+    "sleeping": "asleep between two looks at a barrier",
+    "branch_resolve": "for the target of a branch",
 }
 
 
@@ -94,6 +106,19 @@ class Profile:
         return None if read is None else read / weight_bytes(self.format, self.N, self.K)
 
     @property
+    def read_over_operands(self) -> float | None:
+        """Bytes read from memory over those of the weight and the activations."""
+        read = self.values.get(READ)
+        each = 1 if self.format == "fp8_e4m3" else 2
+        least = weight_bytes(self.format, self.N, self.K) + each * self.M * self.K
+        return None if read is None else read / least
+
+    @property
+    def tensor(self) -> float | None:
+        """Percent of cycles in which the tensor pipe worked: of two counters that may read 0 the larger one."""
+        return max((self.values[name] for name in TENSOR if name in self.values), default=None)
+
+    @property
     def stall(self) -> tuple[str, float] | None:
         """The longest stall and its cycles for each instruction issued."""
         found = {s[1]: v for name, v in self.values.items() if (s := STALL.fullmatch(name))}
@@ -133,14 +158,18 @@ class Profile:
         return {name: value for name, value in found.items() if not name.endswith("total")}
 
 
-def profiles(campaign: Campaign, bandwidth: Estimate | None) -> list[Profile]:
+def profiles(
+    campaign: Campaign,
+    bandwidth: Estimate | None,
+    wanted: Callable[[str], bool] = lambda kernel: kernel in (KERNEL, FLOOR),
+) -> list[Profile]:
     """The calls of the decode kernel and its floor that were profiled, in the order of shape, M and format.
 
-    Of two rows of one metric the cold one counts.
+    wanted: kernel id -> whether it is shown. Of two rows of one metric the cold one counts.
     """
     found: dict[tuple, dict[str, float]] = {}
     for row in sorted(campaign.counters, key=lambda r: r["regime"] == COLD):
-        if row["kernel"] in (KERNEL, FLOOR):
+        if wanted(row["kernel"]):
             place = tuple(row[k] for k in ("shape", "M", "format", "kernel", "N", "K"))
             found.setdefault(place, {})[row["metric"]] = float(row["value"])
     rate = None if bandwidth is None else bandwidth.value
@@ -150,8 +179,10 @@ def profiles(campaign: Campaign, bandwidth: Estimate | None) -> list[Profile]:
     ]
 
 
-def nearest(found: Iterable[Profile], fmt: str, n: int, k: int, m: int) -> Profile | None:
-    """The profiled call of the kernel in a format that is nearest in M, then in size; its duration must be there."""
+def nearest(
+    found: Iterable[Profile], fmt: str, n: int, k: int, m: int, kernel: str = KERNEL
+) -> Profile | None:
+    """The profiled call of a kernel in a format that is nearest in M, then in size; its duration must be there."""
 
     def distance(p: Profile) -> tuple:
         return (
@@ -161,7 +192,7 @@ def nearest(found: Iterable[Profile], fmt: str, n: int, k: int, m: int) -> Profi
             p.shape,
         )
 
-    own = [p for p in found if (p.kernel, p.format) == (KERNEL, fmt) and DURATION in p.values]
+    own = [p for p in found if (p.kernel, p.format) == (kernel, fmt) and DURATION in p.values]
     return min(own, key=distance, default=None)
 
 
@@ -178,11 +209,14 @@ def reason(profile: Profile | None, n: int, k: int, m: int) -> str:
 
 
 def _limit(p: Profile) -> str:
-    issue, share, again = p.values.get(ISSUE), p.of_asymptote, p.read_over_weight
+    issue, share, again = p.values.get(ISSUE), p.of_asymptote, p.read_over_operands
+    few = p.M <= FEW_TOKENS
     if p.spills:
         return "registers spill to memory"
-    if again is not None and again > READ_AGAIN:
-        return f"it reads {number(again)} times the bytes of the weight"
+    if not few and p.tensor is not None and p.tensor >= TENSOR_BOUND:
+        return "tensor-bound, the tensor cores are busy"
+    if again is not None and again > READ_AGAIN and (few or (share or 0) >= BUSY_MEMORY):
+        return f"it reads {number(again)} times the bytes of its operands"
     if share is not None and share >= MEMORY_BOUND:
         return "memory-bound, it reads nearly as fast as the device can"
     if issue is not None and issue >= ISSUE_BOUND:
@@ -201,6 +235,8 @@ def _numbers(p: Profile) -> Sequence[str]:
         parts.append(f"it reads {number(p.read_tbps)} TB/s under the profiler{share}")
     if ISSUE in p.values:
         parts.append(f"issue slots {p.values[ISSUE]:.0f} %")
+    if p.M > FEW_TOKENS and p.tensor is not None:
+        parts.append(f"tensor pipe {p.tensor:.0f} %")
     if WARPS in p.values:
         parts.append(f"resident warps {p.values[WARPS]:.0f} %")
     return parts

@@ -1,7 +1,8 @@
 """What the frozen protocol prescribes at a point: seeds, regimes, blocks, their extension, and which legs drop.
 
 Measuring follows it and the audit holds campaigns against it, so both take it from here; nothing here touches a device.
-R1 has a protocol of its own: what only it says (`min_nodes_large_m`, `secondary_arms`, regimes of a point) is optional.
+R1 and R2 have protocols of their own: what only they say (`min_nodes_large_m`, `secondary_arms`, `secondary_m`, regimes
+of a point) is optional.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from lab import device, statistics
 from lab.timing import nodes_for
 
 SLOPE = "slope_not_positive"
-#: Protocol of a rung, from the repository's root.
+#: Protocol of a rung, or of a part of one (lab.rungs), from the repository's root.
 FILE = "prereg/protocol.json"
-OWN_FILES = {"R1": "prereg/protocol_r1.json", "R2": "prereg/protocol_r2.json"}
+OWN_FILES = {
+    "R1": "prereg/protocol_r1.json",
+    "R2": "prereg/protocol_r2.json",
+    "R2b": "prereg/protocol_r2b.json",
+}
 
 
 def file_of(rung: str) -> str:
@@ -58,11 +63,12 @@ def twin_kernels(protocol: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(protocol.get("a_a_kernels") or [protocol["a_a_kernel"]])
 
 
-def regimes_at(protocol: Mapping[str, Any], shape: str) -> tuple[str, ...]:
-    """Regimes of a shape's points in the order they are taken, the headline first."""
+def regimes_at(protocol: Mapping[str, Any], shape: str, m: int) -> tuple[str, ...]:
+    """Regimes of a point in the order they are taken, the headline first."""
     regimes = protocol["regimes"]
-    own = regimes.get("of_points", {}).get(shape, {"regimes": []})["regimes"]
-    return (regimes["headline"], *regimes["secondary"], *own)
+    secondary = regimes["secondary"] if m in regimes.get("secondary_m", [m]) else []
+    own = regimes.get("of_points", {}).get(shape, {"regimes": []})
+    return (regimes["headline"], *secondary, *(own["regimes"] if m in own.get("m", [m]) else []))
 
 
 def takes_part(

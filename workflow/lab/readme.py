@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lab import analysis_r1, analysis_r2, readme_r2
+from lab import analysis_r1, analysis_r2, analysis_r2b, readme_r2, readme_r2b
 from lab.decomposition import CLOSES
 from lab.experiments_r1 import CAUSE, EXTRA_SHAPE
 from lab.files import write_text
@@ -41,7 +41,7 @@ VERDICT_ORDER = (
 
 
 R1Tables = Mapping[str, pd.DataFrame]  # name in reports/, without its suffix -> table
-R2Tables = Mapping[str, pd.DataFrame]  # the same
+R2Tables = Mapping[str, pd.DataFrame]  # the same, of either part of R2
 
 
 class ReadmeError(ValueError):
@@ -55,41 +55,53 @@ def update(
     verdicts: pd.DataFrame,
     r1: R1Tables,
     r2: R2Tables | None = None,
+    r2b: R2Tables | None = None,
 ) -> bool:
     """Fill the blocks of a README in place; True when it changed."""
     text = Path(path).read_text(encoding="utf-8")
-    filled = fill(text, blocks(cells, verdicts, r1, r2))
+    filled = fill(text, blocks(cells, verdicts, r1, r2, r2b))
     if filled != text:
         write_text(path, filled)
     return filled != text
 
 
 def blocks(
-    cells: pd.DataFrame, verdicts: pd.DataFrame, r1: R1Tables, r2: R2Tables | None = None
+    cells: pd.DataFrame,
+    verdicts: pd.DataFrame,
+    r1: R1Tables,
+    r2: R2Tables | None = None,
+    r2b: R2Tables | None = None,
 ) -> dict[str, str]:
-    """Name -> Markdown of every block. r2: None before any campaign of R2."""
+    """Name -> Markdown of every block. r2, r2b: None before any campaign of the part."""
     return {
         "rungs": rung_table(verdicts),
         "headline": headline(cells),
         "prize": prize(cells),
         "throughput": throughput(r1),
         "decode": readme_r2.decode(analysis_r2.empty_tables() if r2 is None else r2, cells),
+        "matrix": readme_r2b.matrix(analysis_r2b.empty_tables() if r2b is None else r2b),
     }
 
 
 def r1_tables(reports: str | Path) -> R1Tables:
     """The tables of R1 that the README reads, from the folder of the report; empty ones where a file is missing."""
-    empty = analysis_r1.empty_tables()
-    paths = {name: Path(reports) / f"{name}.csv" for name in ("r1_production", "r1_causes")}
-    return {
-        name: pd.read_csv(path) if path.is_file() else empty[name] for name, path in paths.items()
-    }
+    return _tables(reports, ("r1_production", "r1_causes"), analysis_r1.empty_tables())
 
 
 def r2_tables(reports: str | Path) -> R2Tables:
     """The tables of R2 that the README reads, from the folder of the report; empty ones where a file is missing."""
-    empty = analysis_r2.empty_tables()
-    paths = {name: Path(reports) / f"{name}.csv" for name in readme_r2.READ}
+    return _tables(reports, readme_r2.READ, analysis_r2.empty_tables())
+
+
+def r2b_tables(reports: str | Path) -> R2Tables:
+    """The same of R2b."""
+    return _tables(reports, readme_r2b.READ, analysis_r2b.empty_tables())
+
+
+def _tables(
+    reports: str | Path, names: Iterable[str], empty: Mapping[str, pd.DataFrame]
+) -> dict[str, pd.DataFrame]:
+    paths = {name: Path(reports) / f"{name}.csv" for name in names}
     return {
         name: pd.read_csv(path) if path.is_file() else empty[name] for name, path in paths.items()
     }
@@ -142,7 +154,7 @@ def _shown(cells: pd.DataFrame) -> pd.DataFrame:
     if cells.empty:
         return cells
     made = cells["shape"].str.fullmatch(EXTRA_SHAPE)
-    made |= cells["kernel"].str.startswith((CAUSE, "testbed/-", "qgemv_mx/"))
+    made |= cells["kernel"].str.startswith((CAUSE, "testbed/-", "qgemv_mx/", "qgemm_mx/"))
     return cells[~made.astype(bool)]
 
 

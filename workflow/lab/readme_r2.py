@@ -12,7 +12,7 @@ from lab import peer_gaps
 from lab.bars_r2 import MISSED
 from lab.decode_r2 import KERNEL
 from lab.page import BLANK, absent, number, with_interval
-from lab.report_r2 import cells_missed, off_by, words
+from lab.report_r2 import cells_missed, name_of, off_by, words
 
 NO_R2 = "No campaign of R2 has been recorded yet."
 #: The tables that the block is made from.
@@ -101,7 +101,7 @@ def _bars(bars: pd.DataFrame) -> list[str]:
             observed = f"{point}{unit}" + ("" if ends == BLANK else f" ({ends})")
         several = not absent(row["cells"]) and row["cells"] > 1
         parts = [
-            names[row["bar"]],
+            name_of(names, row["bar"]),
             NAMES.get(row["format"], "") if not absent(row["format"]) else "",
             f"{side} {row['limit']:g}{unit}",
             observed,
@@ -123,7 +123,7 @@ def _misses(bars: pd.DataFrame) -> list[str]:
     missed = bars[(bars["row"] == "bar") & (bars["status"] == MISSED)]
     for row in missed.to_dict("records"):
         fmt = NAMES.get(row["format"], "") if not absent(row["format"]) else ""
-        title = ", ".join(part for part in (names[row["bar"]], fmt) if part)
+        title = ", ".join(part for part in (name_of(names, row["bar"]), fmt) if part)
         own = bars[(bars["row"] == "cell") & (bars["bar"] == row["bar"])]
         own = own[own["status"] == MISSED]
         own = own[own["format"] == row["format"]] if fmt else own

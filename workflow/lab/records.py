@@ -55,7 +55,7 @@ from lab.seal import read_json as _read_json
 SCHEMA_VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
 FLOOR_REGIME = "cold_graph"
-ID_PATTERN = re.compile(r"(r[0-3])-([a-z0-9][a-z0-9-]*)-(\d{8})-([0-9a-f]{12})")
+ID_PATTERN = re.compile(r"(r[0-3]|r2b)-([a-z0-9][a-z0-9-]*)-(\d{8})-([0-9a-f]{12})")
 # Times are recomputed with the library at hand; its last digits may differ from those of the machine that measured.
 TIME_TOLERANCE = 1e-9
 

@@ -23,20 +23,23 @@ from markupsafe import Markup
 from lab import (
     baselines,
     decode_r2,
+    gemm_r2b,
     peer_gaps,
     pins,
     r1_words,
     report_r1,
     report_r2,
+    report_r2b,
     sass,
     soundness,
 )
 from lab import figures as drawings
 from lab.analysis_r1 import Analysis
 from lab.analysis_r2 import Analysis as AnalysisR2
+from lab.analysis_r2b import Analysis as AnalysisR2b
 from lab.files import write_text
 from lab.page import BLANK, Row, Tables, absent, number, span, text, with_interval
-from lab.rungs import RUNGS
+from lab.rungs import RUNGS, rung_of
 from qgemm_mx.formats import DENSE_BYTES
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -80,6 +83,8 @@ def render(
     present: Mapping[str, str] | None = None,
     r1: Analysis | None = None,
     r2: AnalysisR2 | None = None,
+    r2b: AnalysisR2b | None = None,
+    recorded: Sequence[str] = (),
 ) -> None:
     """Write the report to `out_html` at once.
 
@@ -92,13 +97,19 @@ def render(
     `figures` what `figures.build_all` gives; `missing` what each rung
     still lacks, in words (lab.rungs.missing); `protocols` frozen protocols by the SHA-256 of their file; `pinned`
     package versions (lab.pins.read); `present` the digests `kernels_digest` and `tree_digest` of the sources now; `r1`
-    and `r2` the analyses of the campaigns of R1 and R2 that the page shows, which must be among `campaigns`.
+    `r2` and `r2b` the analyses of the campaigns of R1 and R2 that the page shows, which must be among `campaigns`;
+    `recorded` the ids of all recorded campaigns.
 
     Raises ValueError on a timed `correctness_only` cell, a claim without verdict, or a verdict that is no verdict.
     """
     words = json.loads((TEMPLATES / "words.json").read_text(encoding="utf-8"))
     _refuse(verdicts, cells, claims, words)
-    kit = Tables(words["columns"] | r1_words.words()["columns"] | report_r2.words()["columns"])
+    kit = Tables(
+        words["columns"]
+        | r1_words.words()["columns"]
+        | report_r2.words()["columns"]
+        | report_r2b.words()["columns"]
+    )
     by_id = {c["id"]: c for c in claims}
     ordered = sorted(campaigns, key=lambda c: (c["created_utc"], c["id"]))
     newest = drawings.of_the_set(drawings.newest_cells(cells, ordered), shapes)
@@ -122,20 +133,25 @@ def render(
     )
     decode = report_r2.section(kit, r2, verdicts, by_id, lambda key: _figure(key, figures))
     if decode:
-        gaps = peer_gaps.gaps(cells, decode["campaign"], decode_r2.KERNEL)
-        twins = {c["id"]: c for c in ordered}[decode["campaign"]].get("a_a")
-        decode |= {"peers_note": peer_gaps.sentence(gaps), "twins_note": soundness.narrow(twins)}
+        decode |= _beside(cells, ordered, decode["campaign"], decode_r2.KERNEL, peer_gaps.SCREENED)
+    matrix = report_r2b.section(kit, r2b, verdicts, lambda key: _figure(key, figures))
+    if matrix:
+        matrix |= _beside(cells, ordered, matrix["campaign"], gemm_r2b.KERNEL, "")
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    absent_rungs = {name for name, shown in (("r1", part), ("r2", decode)) if not shown}
+    absent_rungs = {
+        name for name, shown in (("r1", part), ("r2", decode), ("r2b", matrix)) if not shown
+    }
     text = (
         _environment()
         .get_template("report.html.j2")
         .render(
             words=words,
-            css=Markup(style + (report_r2.style() if decode else "")),
+            css=Markup(style + (report_r2.style() if decode or matrix else "")),
             contents=[c for c in _CONTENTS if c[0] not in absent_rungs],
             r1=part,
             r2=decode,
+            r2b=matrix,
+            others=_others(integrity, ordered, recorded),
             figure3=drawn["fig3_waterfall"],
             figure5=drawn["fig5_accuracy"],
             tally=_tally(verdicts, words),
@@ -176,6 +192,7 @@ _CONTENTS = (
     ("rungs", "Rungs"),
     ("r1", "R1: where the throughput goes"),
     ("r2", "R2: the decode kernel"),
+    ("r2b", "R2: the matrix kernel"),
     ("headline", "Headline numbers"),
     ("sound", "Is the instrument sound?"),
     ("figures", "Figures"),
@@ -192,6 +209,24 @@ _CONTENTS = (
     ("limits", "Limits"),
     ("glossary", "Glossary"),
 )
+
+
+def _beside(
+    cells: pd.DataFrame, ordered: Sequence[Mapping], campaign: str, kernel: str, why: str
+) -> dict[str, str]:
+    """Notes on a campaign: peers that an earlier one timed faster, and copies of one kernel that differ."""
+    twins = {c["id"]: c for c in ordered}[campaign].get("a_a")
+    gaps = peer_gaps.gaps(cells, campaign, kernel)
+    return {"peers_note": peer_gaps.sentence(gaps, why), "twins_note": soundness.narrow(twins)}
+
+
+def _others(integrity: Mapping, ordered: Sequence[Mapping], recorded: Sequence[str]) -> dict:
+    """Recorded campaigns that the page does not show, and claims to which a campaign alone gives another verdict."""
+    shown = {c["id"] for c in ordered}
+    return {
+        "campaigns": [name for name in recorded if name not in shown],
+        "notes": list(integrity.get("notes", [])),
+    }
 
 
 def _environment() -> jinja2.Environment:
@@ -288,9 +323,11 @@ def _rungs(
 ) -> dict:
     rows = []
     for rung in RUNGS:
-        own = [c for c in ordered if c["rung"] == rung.id and c["kind"] == "campaign"]
-        pilot = any(c["rung"] == rung.id and c["kind"] == "pilot" for c in ordered)
-        here = verdicts[verdicts["rung"] == rung.id]
+        here = [c for c in ordered if rung_of(c["rung"]) == rung.id]
+        own = [c for c in here if c["kind"] == "campaign"]
+        pilot = any(c["kind"] == "pilot" for c in here)
+        newest = list({c["rung"]: c for c in own}.values())  # of each part of the rung
+        judged = verdicts[verdicts["rung"] == rung.id]
         content = f"{rung.title[0].upper()}{rung.title[1:]}."
         if not own:
             lacking = (missing or {}).get(rung.id) or list(rung.needs.values())
@@ -301,9 +338,9 @@ def _rungs(
                 "rung": rung.id,
                 "status": "measured" if own else "NOT_RUN",
                 "content": content,
-                "claims": str(len(here)),
-                "counts": _verdict_counts(here["verdict"], words),
-                "campaign": own[-1]["id"] if own else BLANK,
+                "claims": str(len(judged)),
+                "counts": _verdict_counts(judged["verdict"], words),
+                "campaign": "; ".join(c["id"] for c in newest) or BLANK,
                 "device": own[-1]["device"]["name"] if own else BLANK,
                 "date": _date(own[-1]) if own else BLANK,
             }

@@ -22,6 +22,7 @@ from lab import (
     accuracy,
     analysis_r1,
     analysis_r2,
+    analysis_r2b,
     campaign_audit,
     cells,
     readme,
@@ -73,6 +74,12 @@ def analysis_r2_of(repo: Path, folder: Path) -> analysis_r2.Analysis:
     return analysis_r2.of_folder(folder, shapes)
 
 
+def analysis_r2b_of(repo: Path, folder: Path) -> analysis_r2b.Analysis:
+    """Analyse a campaign of R2b. CampaignError where a record is not what it must be."""
+    shapes = read_json(repo / "prereg" / "shapes.json")["shapes"]
+    return analysis_r2b.of_folder(folder, shapes)
+
+
 def problems(
     repo: Path, fresh: Sequence[Verdict], shown: Path, analyse: Analyse | None = None
 ) -> list[Problem]:
@@ -90,6 +97,7 @@ def problems(
         repo, analysis_r1, lambda folder: make(folder, accuracy.newest(repo / "data"))
     )
     split += _rung_problems(repo, analysis_r2, partial(analysis_r2_of, repo))
+    split += _rung_problems(repo, analysis_r2b, partial(analysis_r2b_of, repo))
     found += split
     if not wrong and not split:
         found += [(repo / README, reason) for reason in _readme_problems(repo, right)]
@@ -162,7 +170,7 @@ def _cells_problems(repo: Path, path: Path) -> Iterator[str]:
 def _rung_problems(
     repo: Path, of: ModuleType, analyse: Callable[[Path], Any]
 ) -> list[tuple[Path, str]]:
-    """Where the tables of a rung are not what their campaign gives; `of`: lab.analysis_r1 or lab.analysis_r2."""
+    """Where the tables of a rung are not what their campaign gives; `of`: lab.analysis_r1, _r2 or _r2b."""
     reports = repo / REPORTS
     names = [reports / f"{name}.csv" for name in of.empty_tables()]
     if absent := [path for path in names if not path.is_file()]:
@@ -207,6 +215,7 @@ def _readme_problems(repo: Path, right: str) -> Iterator[str]:
         pd.read_csv(io.StringIO(right)),
         readme.r1_tables(repo / REPORTS),
         readme.r2_tables(repo / REPORTS),
+        readme.r2b_tables(repo / REPORTS),
     )
     for name, content in blocks.items():
         if f"<!-- {name} -->\n{content}\n<!-- /{name} -->" not in text:

@@ -8,6 +8,7 @@ and columns live in `templates/words_r2.json`. What a step of the ablation adds 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +16,29 @@ from typing import Any
 
 import pandas as pd
 
-from lab import bars_r2, statistics
+from lab import bars, bars_r2, statistics
 from lab import figures as drawings
-from lab.analysis_r2 import CHAIN, CHAINED, HOST, PACK, REGRET, Analysis
-from lab.bars_r2 import Bar
-from lab.decode_r2 import FORMATS, HEADLINE, KERNEL, SEARCHED, Decode, Step, growth
-from lab.decomposition import FLOOR
+from lab.analysis_r2 import CHAIN, CHAINED, HOST, PACK, Analysis
+from lab.bars import Bar, Miss
+from lab.decode_r2 import FORMATS, HEADLINE, KERNEL, Decode, Step, growth
+from lab.decomposition import FLOOR, Constants
+from lab.dispatch import REGRET, Regret
 from lab.figures_r2 import Plan, fig_ablation, fig_decode
 from lab.page import BLANK, Row, Tables, absent, number, text
+from lab.product_cells import ProductCell
 from lab.production import BF16, FP8, REGIMES
-from lab.profile_r2 import DRAM_PEAK, ELIGIBLE, ISSUE, LOOP, REGISTERS, WARPS, WAVES, Profile
+from lab.profile_r2 import (
+    DRAM_PEAK,
+    ELIGIBLE,
+    FEW_TOKENS,
+    ISSUE,
+    L2_HITS,
+    LOOP,
+    REGISTERS,
+    WARPS,
+    WAVES,
+    Profile,
+)
 from lab.r1_words import constant, count, observed, percent, pick, plain, spread, three
 from lab.statistics import Estimate, Quantity
 from qgemm_mx import gemv_plan
@@ -95,17 +109,17 @@ def section(
         "campaign": found.campaign,
         "facts": facts(found),
         "figures": drawn,
-        "bars": bar_table(kit, said, found, judged),
-        "reasons": reasons(said, found),
-        "misses": miss_table(kit, said, found),
-        "missed_line": missed_line(found),
-        "cells": [cell_table(kit, found, fmt) for fmt in FORMATS],
+        "bars": bar_table(kit, said, found.bars, judged),
+        "reasons": reasons(said, found.bars),
+        "misses": miss_table(kit, said, found.misses),
+        "missed_line": missed_line(found.misses),
+        "cells": [cell_table(kit, found.decode, fmt) for fmt in FORMATS],
         "by_m": speed_table(kit, found.speeds, (REGIMES[0],), "Means over the shapes, cold"),
         "regimes": speed_table(kit, found.speeds, REGIMES[1:], "Means in other regimes"),
         "steps": step_table(kit, found.steps, plan),
         "elements": element_table(kit, found.elements),
-        "regret_line": regret_line(found),
-        "regret": regret_table(kit, found.decode),
+        "regret_line": regret_line(found.constants.found.get(REGRET), found.regrets),
+        "regret": regret_table(kit, found.regrets),
         "invariant": invariant_table(kit, found.decode),
         "growth": growth_table(kit, found.decode),
         "formats": format_table(kit, found.decode),
@@ -115,11 +129,11 @@ def section(
         "profile": profile_table(kit, found.profiles),
         "sass": sass_table(kit, said, found.profiles),
         "families": _families(kit, verdicts, by_id),
-        "missing": _missing(kit, found),
+        "missing": missing_table(kit, found.constants),
     }
 
 
-def _format(fmt: str | None) -> str:
+def format_name(fmt: str | None) -> str:
     return BLANK if fmt is None else drawings.FORMAT_NAME.get(fmt, fmt)
 
 
@@ -127,7 +141,7 @@ def _place(fmt: str) -> int:
     return FORMATS.index(fmt) if fmt in FORMATS else len(FORMATS)
 
 
-def _interval(quantity: Quantity | None, digits: int = 3) -> str:
+def interval_of(quantity: Quantity | None, digits: int = 3) -> str:
     """A value with its 95% interval, whatever kind of quantity it is."""
     if quantity is None:
         return BLANK
@@ -146,7 +160,9 @@ def facts(found: Analysis) -> list[dict[str, str]]:
     measured = sum(decided[s] for s in (bars_r2.MET, bars_r2.MISSED, bars_r2.UNDECIDED))
     missed = [bar for bar in found.bars if bar.status == bars_r2.MISSED]
     names = words()["bars"]
-    list_of = "; ".join(f"{names[b.id]}, {_format(b.format)}".removesuffix(f", {BLANK}") for b in missed)  # fmt: skip
+    list_of = "; ".join(
+        f"{names[b.id]}, {format_name(b.format)}".removesuffix(f", {BLANK}") for b in missed
+    )
     out.append(
         {
             "value": f"{decided[bars_r2.MET]} of {len(found.bars)} bars met",
@@ -158,9 +174,9 @@ def facts(found: Analysis) -> list[dict[str, str]]:
         if bar.id == "fp8_geomean" and bar.observed is not None:
             out.append(
                 {
-                    "value": f"{number(bar.observed.value)} × FP8 in {_format(bar.format)}",
+                    "value": f"{number(bar.observed.value)} × FP8 in {format_name(bar.format)}",
                     "text": f"is the speed over cuBLASLt FP8, geometric mean of {bar.cells} cells with M = 1 to 16 "
-                    f"({_interval(bar.observed)}; the bar is {bar.limit:g}, the whole of the byte ratio).",
+                    f"({interval_of(bar.observed)}; the bar is {bar.limit:g}, the whole of the byte ratio).",
                 }
             )
     own = [c for c in found.decode if c.format == HEADLINE and c.point.M == 1]
@@ -218,20 +234,30 @@ def cells_missed(cells: int, missed: int, undecided: int) -> str:
     return f"{missed} of {cells}" + (f", {undecided} undecided" if undecided else "")
 
 
+def name_of(names: Mapping[str, str], bar: str) -> str:
+    """What a bar is called, from its id: one about a single M names it."""
+    kind, m = bars.split(bar)
+    return names[kind] + ("" if m is None else f", M = {m}")
+
+
 def bar_table(
-    kit: Tables, said: Mapping[str, Any], found: Analysis, judged: Mapping[str, str]
+    kit: Tables,
+    said: Mapping[str, Any],
+    judged_bars: Sequence[Bar],
+    judged: Mapping[str, str],
+    caption: str = "The bars of the decode kernel",
 ) -> dict:
     """Every bar: limit, observed with its interval, met or not, and the worst cell."""
     rows = []
-    for bar in found.bars:
+    for bar in judged_bars:
         worst = bar.worst
         rows.append(
             {
-                "r2_bar": said["bars"][bar.id],
+                "r2_bar": name_of(said["bars"], bar.id),
                 "r2_text": bar.text,
-                "r2_format": _format(bar.format),
+                "r2_format": format_name(bar.format),
                 "r2_limit": limit_of(bar),
-                "r2_observed": _interval(bar.observed),
+                "r2_observed": interval_of(bar.observed),
                 "r2_status": bar.status,
                 "r2_verdict": judged.get(bar.claim, BLANK) if bar.claim else BLANK,
                 "r2_cells": BLANK
@@ -243,30 +269,33 @@ def bar_table(
         )
     keys = ("r2_bar", "r2_format", "r2_status", "r2_limit", "r2_observed", "r2_off")
     keys += ("r2_cells", "r2_worst", "r2_verdict", "r2_text")
-    return kit.table(keys, rows, "The bars of the decode kernel", "No bar was measured.")
+    return kit.table(keys, rows, caption, "No bar was measured.")
 
 
-def reasons(said: Mapping[str, Any], found: Analysis) -> list[dict[str, str]]:
+def reasons(said: Mapping[str, Any], judged: Sequence[Bar]) -> list[dict[str, str]]:
     """Of each bar that is not met why, by rule, for the worst cell; bars with one reason stand together."""
     by_reason: dict[tuple[str, str], list[Bar]] = {}
-    for bar in found.bars:
+    for bar in judged:
         if bar.status != bars_r2.MET and bar.reason:
             by_reason.setdefault((bar.status, bar.reason), []).append(bar)
     out = []
-    for (status, reason), bars in by_reason.items():
-        names = [said["bars"][b.id] + (f", {_format(b.format)}" if b.format else "") for b in bars]
-        worst = dict.fromkeys(f"{b.worst.shape} M = {b.worst.M}" for b in bars if b.worst)
+    for (status, reason), some in by_reason.items():
+        names = [
+            name_of(said["bars"], b.id) + (f", {format_name(b.format)}" if b.format else "")
+            for b in some
+        ]
+        worst = dict.fromkeys(f"{b.worst.shape} M = {b.worst.M}" for b in some if b.worst)
         where = f"Worst cell {', '.join(worst)}: " if worst else ""
         out.append({"badge": status, "title": "; ".join(names), "text": f"{where}{reason}."})
     return out
 
 
-def miss_table(kit: Tables, said: Mapping[str, Any], found: Analysis) -> dict:
+def miss_table(kit: Tables, said: Mapping[str, Any], misses: Sequence[Miss]) -> dict:
     """Every cell that misses a bar or is undecided, by how much, and the profiler's reason."""
     rows = [
         {
-            "r2_bar": said["bars"][miss.bar.id],
-            "r2_format": _format(miss.format),
+            "r2_bar": name_of(said["bars"], miss.bar.id),
+            "r2_format": format_name(miss.format),
             "r2_shape": miss.point.shape,
             "r2_m": str(miss.point.M),
             "r2_against": miss.against or BLANK,
@@ -276,7 +305,7 @@ def miss_table(kit: Tables, said: Mapping[str, Any], found: Analysis) -> dict:
             "r2_status": miss.status,
             "r2_reason": miss.reason,
         }
-        for miss in found.misses
+        for miss in misses
     ]
     keys = ("r2_bar", "r2_format", "r2_shape", "r2_m", "r2_limit", "r2_observed", "r2_off")
     keys += ("r2_status", "r2_against", "r2_reason")
@@ -284,9 +313,9 @@ def miss_table(kit: Tables, said: Mapping[str, Any], found: Analysis) -> dict:
     return kit.table(keys, rows, caption, "Every cell measured meets its bars.")
 
 
-def missed_line(found: Analysis) -> str:
+def missed_line(misses: Sequence[Miss]) -> str:
     """`110 cells missed and 6 undecided`; a cell counts once a bar, and once a peer in a bar about peers."""
-    counts = Counter(miss.status for miss in found.misses)
+    counts = Counter(miss.status for miss in misses)
     undecided = counts[bars_r2.UNDECIDED]
     said = f"{count(counts[bars_r2.MISSED], 'cell')} missed"
     return said + (f" and {undecided} undecided" if undecided else "")
@@ -299,10 +328,16 @@ def _us(estimate: Estimate | None) -> str:
     return BLANK if estimate is None else number(estimate.value)
 
 
-def cell_table(kit: Tables, found: Analysis, fmt: str) -> dict:
-    """One row a cell of a format, all M."""
+def cell_table(
+    kit: Tables,
+    cells: Sequence[ProductCell],
+    fmt: str,
+    kernel: str = KERNEL,
+    more: Callable[[ProductCell], Row] = lambda cell: {},
+) -> dict:
+    """One row a cell of a format, all M. more: further columns of a cell."""
     rows = []
-    for d in (d for d in found.decode if d.format == fmt):
+    for d in (d for d in cells if d.format == fmt):
         peer = d.best_peer
         rows.append(
             {
@@ -318,26 +353,34 @@ def cell_table(kit: Tables, found: Analysis, fmt: str) -> dict:
                 "r2_over_bf16": _us(d.over_bf16),
                 "r2_over_peer": _us(d.peers[peer]) if peer else BLANK,
                 "r2_over_floor": observed(d.over_floor),
+                **more(d),
             }
         )
     keys = (
-        "r2_shape", "r2_m", "r2_over_fp8", "r2_over_floor", "r2_time", "r2_floor_us", "r2_fp8_us", "r2_bf16_us",
-        "r2_over_bf16", "r2_peer", "r2_peer_us", "r2_over_peer",
+        "r2_shape", "r2_m", "r2_over_fp8", "r2_over_floor", "r2b_over_bound", "r2_time", "r2_floor_us", "r2b_bound_us",
+        "r2b_bound", "r2_fp8_us", "r2_bf16_us", "r2_over_bf16", "r2_peer", "r2_peer_us", "r2_over_peer",
     )  # fmt: skip
-    caption = f"{KERNEL} in {_format(fmt)}, cold weights, graph replay"
-    return kit.table(keys, rows, caption, f"{KERNEL} was not timed in {_format(fmt)}.")
+    caption = f"{kernel} in {format_name(fmt)}, cold weights, graph replay"
+    return kit.table(keys, rows, caption, f"{kernel} was not timed in {format_name(fmt)}.")
 
 
-def speed_table(kit: Tables, frame: pd.DataFrame, regimes: Sequence[str], caption: str) -> dict:
-    """Means over all shapes, one row a format, regime and M."""
+def speed_table(
+    kit: Tables,
+    frame: pd.DataFrame,
+    regimes: Sequence[str],
+    caption: str,
+    kernel: str = KERNEL,
+    over: str = "all",
+) -> dict:
+    """Means over the shapes of a set, one row a format, regime and M."""
     own = frame[
-        (frame["kernel"] == KERNEL) & (frame["over"] == "all") & frame["regime"].isin(regimes)
+        (frame["kernel"] == kernel) & (frame["over"] == over) & frame["regime"].isin(regimes)
     ]
     rows = []
     groups = list(own.groupby(["format", "regime", "M"], sort=True))
     for (fmt, regime, m), group in sorted(groups, key=lambda g: (_place(g[0][0]), g[0])):
         fp8, bf16, floor = (pick(group, against=a) for a in (FP8.kernel, BF16.kernel, FLOOR))
-        row = {"r2_format": _format(fmt), "r2_regime": regime, "r2_m": str(m)}
+        row = {"r2_format": format_name(fmt), "r2_regime": regime, "r2_m": str(m)}
         row["r2_shapes"] = str(group["shapes"].max())
         if fp8 is not None:
             row["r2_over_fp8"] = three(fp8, "speed", "ci_low", "ci_high")
@@ -350,7 +393,7 @@ def speed_table(kit: Tables, frame: pd.DataFrame, regimes: Sequence[str], captio
         rows.append(row)
     keys = ("r2_format", "r2_regime", "r2_m", "r2_over_fp8", "r2_range", "r2_realised")
     keys += ("r2_over_bf16", "r2_of_floor", "r2_shapes")
-    return kit.table(keys, rows, caption, f"{KERNEL} was not timed in {', '.join(regimes)}.")
+    return kit.table(keys, rows, caption, f"{kernel} was not timed in {', '.join(regimes)}.")
 
 
 # ---- ablation ----------------------------------------------------------------------------------------------------
@@ -404,36 +447,37 @@ def element_table(kit: Tables, steps: Sequence[Step]) -> dict:
 # ---- dispatch, M, formats, batch-invariant mode ------------------------------------------------------------------
 
 
-def regret_line(found: Analysis) -> str:
-    """The regret over all cells, and how often the dispatch found the fastest plan."""
-    row = found.constants.found.get(REGRET)
+def regret_line(row: Mapping[str, Any] | None, own: Sequence[Regret]) -> str:
+    """The regret over all cells, and how often the dispatch found the fastest plan. row: the constant."""
     if row is None:
         return ""
-    own = [c for c in found.decode if c.regret is not None]
-    same = sum(c.chosen == c.searched for c in own)
-    worst = max(own, key=lambda c: c.regret.value)
+    same = sum(r.chosen == r.searched for r in own)
+    worst = max(own, key=lambda r: r.ratio.value)
+    mean = statistics.geomean([r.ratio for r in own])
+    alone = f"geometric mean of {count(len(own), 'cell')}"
+    if not math.isclose(mean.value, row["value"], rel_tol=1e-9):
+        alone = f"{row['how'].partition(', ')[2]}; of the {len(own)} here {observed(mean)}"
     return (
-        f"The dispatch choice takes {constant(row)} times the fastest plan of an exhaustive search, geometric mean of "
-        f"{count(len(own), 'cell')}; in {same} of them both are the same plan. The worst is {worst.point.shape} at "
-        f"M = {worst.point.M}: {observed(worst.regret)}."
+        f"The dispatch choice takes {constant(row)} times the fastest plan of an exhaustive search, {alone}; in {same} "
+        f"of them both are the same plan. The worst is {worst.point.shape} at M = {worst.point.M}: "
+        f"{observed(worst.ratio)}."
     )
 
 
-def regret_table(kit: Tables, cells: Sequence[Decode]) -> dict:
+def regret_table(kit: Tables, own: Sequence[Regret]) -> dict:
     """One row a cell in which the fastest plan was measured beside the dispatch choice; the worst first."""
-    own = [c for c in cells if c.regret is not None]
     rows = [
         {
-            "r2_shape": c.point.shape,
-            "r2_m": str(c.point.M),
-            "r2_regret": observed(c.regret),
-            "r2_chosen": c.chosen or BLANK,
-            "r2_searched": "the same" if c.searched == c.chosen else c.searched or BLANK,
+            "r2_shape": r.point.shape,
+            "r2_m": str(r.point.M),
+            "r2_regret": observed(r.ratio),
+            "r2_chosen": r.chosen or BLANK,
+            "r2_searched": "the same" if r.searched == r.chosen else r.searched or BLANK,
         }
-        for c in sorted(own, key=lambda c: -c.regret.value)
+        for r in sorted(own, key=lambda r: -r.ratio.value)
     ]
     keys = ("r2_shape", "r2_m", "r2_regret", "r2_chosen", "r2_searched")
-    nothing = f"No exhaustive search ({SEARCHED}) was measured."
+    nothing = "No exhaustive search was measured."
     return kit.table(keys, rows, "Regret of the dispatch choice, the worst first", nothing)
 
 
@@ -443,7 +487,7 @@ def invariant_table(kit: Tables, cells: Sequence[Decode]) -> dict:
         {
             "r2_shape": c.point.shape,
             "r2_m": str(c.point.M),
-            "r2_format": _format(c.format),
+            "r2_format": format_name(c.format),
             "r2_invariant": observed(c.invariant),
         }
         for c in cells
@@ -479,7 +523,7 @@ def format_table(kit: Tables, cells: Sequence[Decode]) -> dict:
         for m, some in [*groups, *([("all", own)] if len(groups) > 1 else [])]:
             rows.append(
                 {
-                    "r2_format": _format(fmt),
+                    "r2_format": format_name(fmt),
                     "r2_m": m,
                     "r2_over_mxfp4": observed(statistics.geomean([c.over_mxfp4 for c in some])),
                     "r2_byte_ratio": f"{bytes_per_weight(fmt) / bytes_per_weight(HEADLINE):.3f}",
@@ -561,13 +605,17 @@ def host_table(kit: Tables, found: Analysis) -> dict:
 # ---- counters ----------------------------------------------------------------------------------------------------
 
 
-def profile_table(kit: Tables, profiles: Sequence[Profile]) -> dict:
+def profile_table(
+    kit: Tables,
+    profiles: Sequence[Profile],
+    caption: str = f"Profiler counters of {KERNEL} and its floor",
+) -> dict:
     """One row a profiled call: throughput, issue slots, residency, stalls, registers, spills, occupancy."""
     rows = []
     for p in profiles:
         if p.read_tbps is None and ISSUE not in p.values:
             continue  # counted in the compiled code only
-        row = {"r2_problem": f"{p.shape} M={p.M}", "r2_format": _format(p.format)}
+        row = {"r2_problem": f"{p.shape} M={p.M}", "r2_format": format_name(p.format)}
         row["r2_kernel"] = p.kernel
         row |= {"r2_tbps": number(p.read_tbps), "r2_asymptote": percent(p.of_asymptote)}
         for key, metric in (
@@ -578,6 +626,8 @@ def profile_table(kit: Tables, profiles: Sequence[Profile]) -> dict:
             ("r2_waves", WAVES),
         ):
             row[key] = number(p.values.get(metric))
+        if p.M > FEW_TOKENS:
+            row |= {"r2_tensor": number(p.tensor), "r2_l2": number(p.values.get(L2_HITS))}
         row["r2_registers"] = _whole(p.values.get(REGISTERS))
         row["r2_spills"] = _whole(p.spills)
         row["r2_instructions"] = number(p.instructions)
@@ -588,34 +638,36 @@ def profile_table(kit: Tables, profiles: Sequence[Profile]) -> dict:
         rows.append(row)
     keys = (
         "r2_problem", "r2_format", "r2_kernel",
-        "r2_tbps", "r2_asymptote", "r2_dram", "r2_issue", "r2_warps", "r2_eligible", "r2_stall",
+        "r2_tbps", "r2_asymptote", "r2_dram", "r2_tensor", "r2_issue", "r2_warps", "r2_eligible", "r2_stall", "r2_l2",
         "r2_registers", "r2_spills", "r2_occupancy", "r2_limiter", "r2_waves", "r2_instructions",
     )  # fmt: skip
     nothing = "No profiler counters were recorded (see Attempts for the reason)."
-    return kit.table(keys, rows, f"Profiler counters of {KERNEL} and its floor", nothing)
+    return kit.table(keys, rows, caption, nothing)
 
 
-def sass_table(kit: Tables, said: Mapping[str, Any], profiles: Sequence[Profile]) -> dict:
+def sass_table(
+    kit: Tables, said: Mapping[str, Any], profiles: Sequence[Profile], kernel: str = KERNEL
+) -> dict:
     """Instructions for 64 weights and by opcode, once a format and M: code does not depend on N and K."""
     rows, seen = [], set()
     for p in profiles:
-        if p.kernel != KERNEL or LOOP not in p.values or (p.format, p.M) in seen:
+        if p.kernel != kernel or not p.opcodes() or (p.format, p.M) in seen:
             continue
         seen.add((p.format, p.M))
         codes = p.opcodes()
         some = [f"{codes[name]:.0f} {name}" for name in said["opcodes"] if codes.get(name)]
         rows.append(
             {
-                "r2_format": _format(p.format),
+                "r2_format": format_name(p.format),
                 "r2_m": str(p.M),
-                "r2_loop": number(p.values[LOOP]),
+                "r2_loop": number(p.values.get(LOOP)),
                 "r2_registers": _whole(p.values.get(REGISTERS)),
                 "r2_sass": ", ".join(some) or BLANK,
             }
         )
     keys = ("r2_format", "r2_m", "r2_loop", "r2_registers", "r2_sass")
     nothing = "No instruction counts were recorded."
-    return kit.table(keys, rows, f"Instructions of {KERNEL} (compiled code)", nothing)
+    return kit.table(keys, rows, f"Instructions of {kernel} (compiled code)", nothing)
 
 
 def _whole(value: float | None) -> str:
@@ -643,10 +695,9 @@ def _families(kit: Tables, verdicts: pd.DataFrame, by_id: Mapping[str, Mapping[s
     return kit.table(keys, rows, "All claims of R2 by family", "None.")
 
 
-def _missing(kit: Tables, found: Analysis) -> dict:
-    rows = [
-        {"r2_missing": name, "r2_why_missing": why} for name, why in found.constants.missing.items()
-    ]
+def missing_table(kit: Tables, constants: Constants) -> dict:
+    """Numbers that claims ask for and the campaign does not give, with the reason."""
+    rows = [{"r2_missing": name, "r2_why_missing": why} for name, why in constants.missing.items()]
     keys = ("r2_missing", "r2_why_missing")
     return kit.table(keys, rows, "Numbers that the campaign does not give", "")
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-RUNGS = ("R0", "R1", "R2", "R3")
 KINDS = ("campaign", "pilot")
 REGIMES = ("cold_graph", "hot_graph", "cold_loop", "chain_pdl")
 ROLES = ("floor", "baseline", "sanity_floor", "correctness_only", "peer", "testbed", "product")
@@ -20,13 +19,15 @@ STATUSES = ("ok", "failed", "crashed", "interrupted", "refused")
 CORRECTNESS_ONLY_KERNEL = "reference"
 
 # One word, or a family with what tells its members apart: testbed/<variant>, cause/<experiment>/<value>, probe/<name>,
-# peer/<name>, qgemv_mx/<mode>. A variant's name lists what was removed, so it may begin with a dash.
+# peer/<name>, qgemv_mx/<mode>, qgemm_mx/<mode>. A variant's name lists what was removed, so it may begin with a dash.
 KERNEL_ID = re.compile(
-    r"[a-z][a-z0-9_]*|(testbed|probe|peer|qgemv_mx)/[a-z0-9_-]+|cause/[a-z0-9_]+/[a-z0-9_.-]+"
+    r"[a-z][a-z0-9_]*|(testbed|probe|peer|qgemv_mx|qgemm_mx)/[a-z0-9_-]+|cause/[a-z0-9_]+/[a-z0-9_.-]+"
 )
 #: Kernels of the role `testbed`: the testbed, and the steps and elements of the product's ablation, which are right.
 #: Only kernels of this role can be wrong by design.
-TESTBED_FAMILIES = ("testbed/", "cause/", "probe/", "qgemv_mx/step", "qgemv_mx/-")
+TESTBED_FAMILIES = (
+    "testbed/", "cause/", "probe/", "qgemv_mx/step", "qgemv_mx/-", "qgemm_mx/step", "qgemm_mx/-",
+)  # fmt: skip
 PEER_FAMILY = "peer/"
 
 CellKey = tuple[str, str, str, int, int, int, str]
@@ -311,7 +312,7 @@ def _problem(row: CellRow | CheckRow) -> None:
     if not KERNEL_ID.fullmatch(row.kernel):
         raise CampaignError(
             f"{type(row).__name__}: kernel={row.kernel!r} is no kernel id, such as cublaslt_fp8, testbed/<variant>,"
-            " cause/<experiment>/<value>, probe/<name>, peer/<name> or qgemv_mx/<mode>"
+            " cause/<experiment>/<value>, probe/<name>, peer/<name>, qgemv_mx/<mode> or qgemm_mx/<mode>"
         )
     for name in ("N", "K", "M"):
         value = getattr(row, name)

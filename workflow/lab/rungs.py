@@ -1,4 +1,4 @@
-"""The rungs, in order: what each is for, and what has to exist before it can be measured."""
+"""The rungs, in order: what each is for, its parts, and what has to exist before it can be measured."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ KERNEL_SOURCES: dict[str, tuple[str, ...]] = {
         f"{KERNELS}/qgemv_ablations.cu",
         f"{KERNELS}/pack_gemv.cu",
     ),
-    "qgemm_mx": (f"{KERNELS}/qgemm_mx.cu",),
+    "qgemm_mx": (f"{KERNELS}/qgemm_mx.cu", f"{KERNELS}/qgemm_*.cu*", f"{KERNELS}/pack_gemm*.cu"),
     "linear": (f"{KERNELS}/qgemv_mx.cu", f"{KERNELS}/qgemm_mx.cu"),
     "grouped": (f"{KERNELS}/*grouped*.cu",),
 }
 # What measures, and decodes nothing: no claim about a 4-bit kernel waits for it.
 INSTRUMENT_SOURCES = tuple(
-    f"{KERNELS}/{name}" for name in ("harness.cu", "stream_read.cu", "ptx_memory.cuh")
+    f"{KERNELS}/{name}" for name in ("harness.cu", "stream_read.cu", "ptx_*.cuh")
 )
+#: Parts of a rung that are campaigns of their own, with a protocol of their own. Any other rung is its only part.
+PARTS = {"R2b": "R2"}
+
+
+def rung_of(part: str) -> str:
+    """The rung that a campaign's part belongs to: claims and the report know rungs alone."""
+    return PARTS.get(part, part)
 
 
 def source_of(kernel: str) -> str:
@@ -73,6 +80,7 @@ RUNGS = (
             source_of("qgemv_mx"): "the decode kernel qgemv_mx",
             source_of("qgemm_mx"): "the wgmma/TMA kernel qgemm_mx",
             "data/campaigns/r2-*/campaign.json": "an R2 campaign",
+            "data/campaigns/r2b-*/campaign.json": "an R2b campaign (from M = 16 to prefill)",
         },
     ),
     Rung(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +20,16 @@ from lab import device, files, seal
 CAMPAIGNS = Path("data", "campaigns")
 # What the cubins are made of: the sources, their sidecars and the module that holds the compiler's flags.
 KERNEL_SOURCES = ("qgemm_mx/cuda/*", "qgemm_mx/build.py")
-#: Rungs that a rule measures, with the target that asks for each.
-MEASURED = {"R0": "r0_instrument", "R1": "r1_decomposition", "R2": "r2_kernel"}
+#: Rungs, and parts of one (lab.rungs), that a rule measures, with the target that asks for each.
+MEASURED = {
+    "R0": "r0_instrument",
+    "R1": "r1_decomposition",
+    "R2": "r2_kernel",
+    "R2b": "r2_kernel",
+}
 POINTERS = ".work"  # <rung>/campaign.json below it names the campaign of a rung
-#: Environment variable in which the main process leaves `asked_rung` to the jobs' own processes.
-ASKED_VARIABLE = "QGEMM_MX_ASKED_RUNG"
+#: Environment variable in which the main process leaves `asked_rungs`, with commas, to the jobs' own processes.
+ASKED_VARIABLE = "QGEMM_MX_ASKED_RUNGS"
 GPU_PACKAGES = ("cupy", "cuda.bindings", "nvmath")
 INSTALL_GPU = "pip install -r requirements-gpu.txt"
 
@@ -123,15 +128,18 @@ def plan(
 
 
 def plans(
-    config: Mapping[str, Any], repo: str | Path, asked: str, machine: Machine | None = None
+    config: Mapping[str, Any],
+    repo: str | Path,
+    asked: Collection[str],
+    machine: Machine | None = None,
 ) -> dict[str, Plan]:
-    """The plan of every rung that has a measuring rule. Only the rung that was `asked` for is ever measured.
+    """The plan of every rung that has a measuring rule. Only rungs that were `asked` for are ever measured.
 
     The others are replayed, so that asking for one never measures another on the way. Raises SelectError as `plan`.
     """
     found = {}
     for rung in MEASURED:
-        if rung == asked:
+        if rung in asked:
             found[rung] = plan(config, repo, rung, machine)
             continue
         wanted = _wanted(config["campaign"], recorded_campaigns(repo), rung)
@@ -142,14 +150,15 @@ def plans(
     return found
 
 
-def asked_rung(arguments: Iterable[str]) -> str:
-    """The rung that a command line asks for: by its target, by its measuring rule or by its pointer; R0 without one."""
+def asked_rungs(arguments: Iterable[str]) -> tuple[str, ...]:
+    """What a command line asks for: by target, by measuring rule or by pointer; R0 without any of another rung."""
     given = set(arguments)
-    for rung, target in MEASURED.items():
+
+    def asks(rung: str) -> bool:
         low = rung.lower()
-        if rung != "R0" and given & {target, f"measure_{low}", f"{POINTERS}/{low}/campaign.json"}:
-            return rung
-    return "R0"
+        return bool(given & {MEASURED[rung], f"measure_{low}", f"{POINTERS}/{low}/campaign.json"})
+
+    return tuple(rung for rung in MEASURED if rung != "R0" and asks(rung)) or ("R0",)
 
 
 def check_settings(config: Mapping[str, Any], schema: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from lab.claims import QUANTILES, TIMED, CellKey, Claim
 from lab.files import write_text
 from lab.registry import Problem
 from lab.rows import CampaignError
+from lab.rungs import rung_of
 from lab.statistics import Crossover, Estimate, Extreme, Interval, Quantity, Recorded
 
 COLUMNS = [
@@ -165,9 +166,9 @@ class Evidence:
     ) -> Evidence:
         """Read recorded campaigns, the newest first; pilots are left out.
 
-        ``protocol_sha256`` is that of the frozen protocol, or of each rung's: another one is a deviation.
+        ``protocol_sha256`` is that of the frozen protocol, or of each part's: another one is a deviation.
         ``invalid`` and ``tampered`` carry reasons found elsewhere, campaign -> reason.
-        ``computed``: rung -> what gives the constants that follow from a campaign's legs; they count as recorded.
+        ``computed``: part -> what gives the constants that follow from a campaign's legs; they count as recorded.
         ``read`` stands in for `read_legs`, for a caller that reads a campaign more than once.
         """
         loaded = []
@@ -181,7 +182,7 @@ class Evidence:
             "own_constants": {},
             "missing": {},
             "uncomputed": [],
-            "rungs": {folder.name: record["rung"] for _, folder, record in loaded},
+            "rungs": {folder.name: rung_of(record["rung"]) for _, folder, record in loaded},
             "invalid": dict(invalid or {}),
             "tampered": dict(tampered or {}),
             "invalid_cells": {},
@@ -204,11 +205,11 @@ class Evidence:
                 except (CampaignError, ValueError, LookupError, TypeError, AttributeError):
                     if name not in evidence["invalid"] and name not in evidence["tampered"]:
                         raise
-                    evidence["uncomputed"].append((record["rung"], name))
+                    evidence["uncomputed"].append((rung_of(record["rung"]), name))
             for key, constant in found.items():
                 sourced = {"campaign": name, **constant}
                 evidence["constants"].setdefault(key, sourced)
-                evidence["own_constants"].setdefault((record["rung"], key), sourced)
+                evidence["own_constants"].setdefault((rung_of(record["rung"]), key), sourced)
             reason = _deviation(record, protocol_sha256)
             if reason:
                 evidence["deviations"][name] = reason

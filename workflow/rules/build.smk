@@ -2,7 +2,7 @@
 
 # Testbed and product are compiled for the device that measures; without one, for the architecture they were written for.
 TESTBED_ARCHITECTURE = R1.architecture or "sm_90a"
-PRODUCT_ARCHITECTURE = R2.architecture or "sm_90a"
+PRODUCT_ARCHITECTURE = R2.architecture or R2B.architecture or "sm_90a"
 
 
 rule build:

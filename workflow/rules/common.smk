@@ -42,10 +42,11 @@ def without_a_flag(wildcards):
 
 
 def measured_rung(rung):
-    """Input function of a rung's target: nothing, or a plain error that says what the rung still lacks."""
+    """Input function of a rung's target: nothing, or, where no part of it has a campaign, an error that says why."""
 
     def check(wildcards):
-        if rung not in PLANS or PLANS[rung].action == "nothing":
+        parts = [plan for part, plan in PLANS.items() if rungs.rung_of(part) == rung]
+        if all(plan.action == "nothing" for plan in parts):
             with one_sentence(rungs.NotMeasured):
                 rungs.require(rung, REPO)
         return []

@@ -2,7 +2,7 @@
 
 # A rung without a campaign has no pointer, but for R0: its pointer then says so.
 POINTERS = [f"{WORK}/r0/campaign.json"]
-for rung in ("R1", "R2"):
+for rung in ("R1", "R2", "R2b"):
     if rung in PLANS and PLANS[rung].action != "nothing":
         POINTERS.append(f"{WORK}/{rung.lower()}/campaign.json")
 
@@ -96,8 +96,8 @@ rule analysis_r2:
     input:
         pointers=POINTERS,
         campaigns=REPLAYED_FILES,
-        # The asymptotic read bandwidth is of a campaign that measured it.
-        others=repository_files(f"{select.CAMPAIGNS}/[!.]*/campaign.json"),
+        # The asymptotic read bandwidth is of a campaign that measured it; the regret is over both parts of R2.
+        others=repository_files(f"{select.CAMPAIGNS}/[!.]*/*"),
         shapes="prereg/shapes.json",
     output:
         ablation="reports/r2_ablation.csv",
@@ -120,3 +120,35 @@ rule analysis_r2:
         "Holding the decode kernel of R2 against its bars"
     script:
         "../scripts/analysis_r2.py"
+
+
+# The other part of R2: the matrix kernel from M = 16 to prefill.
+rule analysis_r2b:
+    input:
+        pointers=POINTERS,
+        campaigns=REPLAYED_FILES,
+        # Its regret is one number over both parts; what the device reaches may be of a campaign that measured it.
+        others=repository_files(f"{select.CAMPAIGNS}/[!.]*/*"),
+        shapes="prereg/shapes.json",
+    output:
+        ablation="reports/r2b_ablation.csv",
+        bars="reports/r2b_bars.csv",
+        cells="reports/r2b_cells.csv",
+        crossover="reports/r2b_crossover.csv",
+        power="reports/r2b_power.csv",
+        found=f"{WORK}/analysis/r2b.pickle",
+    log:
+        f"{WORK}/logs/analysis_r2b.log",
+    benchmark:
+        f"{WORK}/benchmarks/analysis_r2b.tsv"
+    priority: 5  # figures wait for it, and not for what is built
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+    params:
+        lab=LAB_DIGEST,
+    message:
+        "Holding the matrix kernel of R2 against its bars"
+    script:
+        "../scripts/analysis_r2b.py"

@@ -159,3 +159,57 @@ elif R2.action == "replay":
             "Replaying {params.campaign}"
         script:
             "../scripts/select_r2.py"
+
+
+if R2B.action == "measure":
+
+    rule measure_r2b:
+        input:
+            without_a_flag,
+            builds=rules.build_product.output.builds,
+            cubins=rules.build_product.output.cubins,
+            protocol="prereg/protocol_r2b.json",
+            shapes="prereg/shapes.json",
+        output:
+            pointer=f"{WORK}/r2b/campaign.json",
+        log:
+            f"{WORK}/logs/measure_r2b.log",
+        benchmark:
+            f"{WORK}/benchmarks/measure_r2b.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            gpu=1,
+            mem_mb=32000,
+        params:
+            # Never the same twice, as with R0.
+            request=time.time_ns(),
+            minutes=config["minutes"],
+            close=config["close"],
+        message:
+            "Measuring R2b (about 10 minutes on an H200; --config minutes=9 takes a piece, Ctrl-C keeps what was taken)"
+        script:
+            "../scripts/measure_r2b.py"
+
+elif R2B.action == "replay":
+
+    rule select_r2b:
+        input:
+            without_a_flag,
+            campaign=campaign_files(R2B),
+        output:
+            pointer=f"{WORK}/r2b/campaign.json",
+        log:
+            f"{WORK}/logs/select_r2b.log",
+        benchmark:
+            f"{WORK}/benchmarks/select_r2b.tsv"
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=500,
+        params:
+            campaign=R2B.campaign,
+        message:
+            "Replaying {params.campaign}"
+        script:
+            "../scripts/select_r2b.py"

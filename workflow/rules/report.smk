@@ -10,6 +10,7 @@ rule figures:
         accuracy=repository_files("data/accuracy/**/*.json"),
         r1=rules.analysis_r1.output.found,
         r2=rules.analysis_r2.output.found,
+        r2b=rules.analysis_r2b.output.found,
         shapes="prereg/shapes.json",
     output:
         figures=directory("reports/figures"),
@@ -41,8 +42,10 @@ rule report:
         # In the sums that this rule writes last.
         r1=rules.analysis_r1.output,
         r2=rules.analysis_r2.output,
+        r2b=rules.analysis_r2b.output,
         r1_found=rules.analysis_r1.output.found,
         r2_found=rules.analysis_r2.output.found,
+        r2b_found=rules.analysis_r2b.output.found,
         accuracy=repository_files("data/accuracy/**/*.json"),
         pointers=POINTERS,
         builds=rules.build_cubins.output.builds,
@@ -77,8 +80,10 @@ rule readme:
         verdicts=rules.verdicts.output.verdicts,
         r1=rules.analysis_r1.output,
         r2=rules.analysis_r2.output,
+        r2b=rules.analysis_r2b.output,
         r1_found=rules.analysis_r1.output.found,
         r2_found=rules.analysis_r2.output.found,
+        r2b_found=rules.analysis_r2b.output.found,
     log:
         f"{WORK}/logs/readme.log",
     conda:

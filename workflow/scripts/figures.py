@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab import accuracy, cells, figures, replay, report_r1, report_r2
+from lab import accuracy, cells, figures, replay, report_r1, report_r2, report_r2b
 from lab.files import read_json, read_pickle, write_text
 from lab.script import logged
 
@@ -27,6 +27,7 @@ with logged(snakemake.log[0]) as log:
         more=[
             partial(report_r1.figures, read_pickle(snakemake.input.r1), results),
             partial(report_r2.figures, read_pickle(snakemake.input.r2)),
+            partial(report_r2b.figures, read_pickle(snakemake.input.r2b)),
         ],
     )
     for name, svg in drawn.items():

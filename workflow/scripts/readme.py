@@ -12,5 +12,6 @@ with logged(snakemake.log[0]) as log:
         verdicts=pd.read_csv(snakemake.input.verdicts),
         r1=readme.r1_tables("reports"),
         r2=readme.r2_tables("reports"),
+        r2b=readme.r2b_tables("reports"),
     )
     log("changed" if changed else "current already")

@@ -49,6 +49,8 @@ with logged(snakemake.log[0]) as log:
         },
         r1=read_pickle(snakemake.input.r1_found),
         r2=read_pickle(snakemake.input.r2_found),
+        r2b=read_pickle(snakemake.input.r2b_found),
+        recorded=[campaign.id for campaign in select.recorded_campaigns(".")],
     )
     report_audit.write_sums(Path(snakemake.output.html).parent)
     log(f"{Path(snakemake.output.html).stat().st_size} bytes")

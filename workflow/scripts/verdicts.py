@@ -18,5 +18,5 @@ with logged(snakemake.log[0]) as log:
 
     write_json(snakemake.output.claims, [judgement.claim_json(claim) for claim in found.claims])
     write_json(snakemake.output.scores, judgement.scores_json(found))
-    write_json(snakemake.output.integrity, judgement.integrity_json(result, "."))
+    write_json(snakemake.output.integrity, judgement.integrity_json(result, ".", found.differing))
     verdicts.write_csv(found.verdicts, snakemake.output.verdicts)
