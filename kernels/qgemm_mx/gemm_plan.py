@@ -64,9 +64,9 @@ X_CHUNK_BYTES = 128  # of a token: 64 k in BF16
 MIN_SHARED_TOKENS = 8  # of each block that shares: rows of an atom of the swizzle
 MAX_CLUSTER = 8
 
-# Clusters of 1, 2, .. 8 blocks, each block with an SM to itself, of which no more than these run at a time on the 132 SMs of an
-# H200. A cluster lies inside a GPC, and what is left over there is of no use to another: 42 clusters of 3, or 16 of 7, took a
-# wave more. Found by timing; where the edge was not found the number is the last that was seen to fit.
+# Clusters of 1, 2, .. 8 blocks, each block with an SM to itself, of which no more than these run at a time on the 132
+# SMs of an H200. A cluster lies inside a GPC, and what is left over there is of no use to another: 42 clusters of 3, or
+# 16 of 7, took a wave more. Found by timing; where the edge was not found the number is the last that was seen to fit.
 CLUSTERS_AT_A_TIME = (132, 66, 36, 30, 18, 16, 12, 10)
 
 
@@ -87,8 +87,8 @@ class Cost(NamedTuple):
     stream: float
 
 
-# Fitted (least squares of the relative error) to 640 cold times of MXFP4 on an H200, all nine shapes, M = 16 to 4096. Every plan
-# pays FIXED_US. A slice is bound by dequantisation and issue up to 64 tokens, by the tensor cores from 128 on.
+# Fitted (least squares of the relative error) to 640 cold times of MXFP4 on an H200, all nine shapes, M = 16 to 4096.
+# Every plan pays FIXED_US. A slice is bound by dequantisation and issue up to 64 tokens, by the tensor cores from 128 on.
 FIXED_US = 2.24
 COSTS = {
     (16, 64, 2): Cost(0.523, 0.0, 1.6, 0.0),

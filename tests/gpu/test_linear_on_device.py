@@ -1,4 +1,4 @@
-"""`pack_weight` and `linear` with qgemv_mx on a device. The rows of CASES (what users of other FP4 kernels hit):
+"""`pack_weight` and `linear` on a device: qgemv_mx, and from 17 rows of BF16 on qgemm_mx. The rows of CASES (what users of other FP4 kernels hit):
 
  1 ragged N and K        test_every_probe, test_random_against_fp64, test_neighbours_stay_untouched
  2 E8M0 code 0           test_every_probe (e8m0_code_0, e8m0_code_0_subnormal)
@@ -29,9 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from qgemm_mx import checkpoints, gemv_layout, gemv_plan, gpu_linear, probes
+from qgemm_mx import checkpoints, gemm_plan, gemv_layout, gemv_plan, gpu_linear, probes
 from qgemm_mx.device import device
 from qgemm_mx.formats import FORMATS, encode_bf16
+from qgemm_mx.gemm_launch import MatrixLaunch
 from qgemm_mx.launch import LaunchError
 from qgemm_mx.packing import PackedWeight, dequantize, quantize, reference_matmul
 
@@ -39,14 +40,14 @@ pytestmark = pytest.mark.gpu
 
 PROBLEMS = [
     (1, 128, 1), (7, 256, 16), (40, 384, 100), (2880, 2944, 3), (1856, 2688, 7), (1024, 4096, 2),
-    (333, 640, 33), (4096, 1536, 5),
+    (333, 640, 33), (4096, 1536, 5), (520, 896, 65), (300, 1152, 129), (333, 512, 257),
 ]  # fmt: skip
 WAYS = [
     {}, {"batch_invariant": True}, {"programmatic": True},
     {"batch_invariant": True, "programmatic": True},
 ]  # fmt: skip
 RANDOM = [(2880, 2880), (1856, 2688), (1000, 128), (1024, 4096), (128, 14336), (6144, 4096)]
-MS = [1, 2, 3, 4, 8, 11, 16, 37]
+MS = [1, 2, 3, 4, 8, 11, 16, 37, 65, 200]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -635,6 +636,78 @@ def test_every_plan_is_right(fmt, n, k, m, dtype, cp):
         assert (bits[0] == bits[1]).all(), plan  # the bits are the plan's, however it is launched
     assert {(p.ring, p.ranks) for p in plans} == {("async", 1), ("async", 2), ("bulk", 1)}
     assert_close(np.stack(results), x, host)
+
+
+def matrix_plans(fmt, n, k, m, gpu):
+    """All that a search has, and a streamed plan of every entry, which it need not have."""
+    problem = gemm_plan.Problem.of(n, k, m, fmt, gpu.sm_count, gpu.smem_per_sm)
+    streamed = [
+        problem.plan(tile, share, streamed=True)
+        for tile in gemm_plan.TILES[fmt]
+        for share in (1, 2, 4)
+    ]
+    found = gemm_plan.candidates(n, k, m, fmt, gpu.sm_count, gpu.smem_per_sm)
+    return dict.fromkeys((*found, *filter(None, streamed)))
+
+
+@pytest.mark.parametrize("fmt", gemv_layout.GEMV_FORMATS)
+@pytest.mark.parametrize("m", [3, 33, 100, 300])
+@pytest.mark.parametrize(("n", "k"), [(1000, 4096), (6001, 1152)])
+def test_every_plan_of_the_matrix_kernel_is_right_and_has_its_bits_again(fmt, n, k, m, cp):
+    gpu = device(0)
+    host = random_weight(fmt, n, k)
+    weight = gpu_linear.pack_weight(host)
+    bits, bias = activations(m, k), encode_bf16(np.linspace(-3, 3, n).astype(np.float32))
+    x, given = cp.asarray(bits), cp.asarray(bias)
+    stream = cp.cuda.get_current_stream().ptr
+    plans = matrix_plans(fmt, n, k, m, gpu)
+    assert any(plan.streamed for plan in plans)
+    for plan in plans:
+        launch = MatrixLaunch.from_plan(plan, fmt, n, k, "bf16", gpu)
+        found = []
+        for programmatic in (False, False, True):
+            y = cp.full((m, n), 0x7FFF, np.uint16)
+            launch(
+                weight, int(x.data.ptr), int(y.data.ptr), m, bias=int(given.data.ptr),
+                stream=stream, programmatic=programmatic,
+            )  # fmt: skip
+            found.append(y.get())
+        assert np.array_equal(found[0], found[1]), plan
+        assert_close(np.stack(found[1:]), bits, host, decode(bias).astype(np.float64))
+
+
+@pytest.mark.parametrize("m", [17, 64, 300])
+def test_the_first_call_of_the_matrix_kernel_can_be_captured(m, cp):
+    n, k = 520, 1152
+    host = random_weight("mxfp4", n, k)
+    weight = gpu_linear.pack_weight(host)
+    bits = activations(m, k)
+    x, y = cp.asarray(bits), cp.full((m, n), 0x7FFF, np.uint16)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        gpu_linear.linear(x, weight, out=y)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    assert_close(y.get(), bits, host)
+
+
+@pytest.mark.parametrize("m", [33, 129])
+def test_the_matrix_kernel_writes_its_rows_alone_and_reads_strided_ones(m, cp):
+    n, k = 333, 640
+    host = random_weight("nvfp4", n, k)
+    weight = gpu_linear.pack_weight(host)
+    bits = activations(m, k)
+    x = cp.full((m, k + 24), 0x7FC0, np.uint16)  # NaN between the rows
+    x[:, :k] = cp.asarray(bits)
+    frame = cp.full((m + 2, n + 3), 0x1234, np.uint16)
+    gpu_linear.linear(x[:, :k], weight, out=frame[1:-1, 1 : n + 1])
+    found = frame.get()
+    assert_close(found[1:-1, 1 : n + 1], bits, host)
+    found[1:-1, 1 : n + 1] = 0x1234
+    assert (found == 0x1234).all()
 
 
 def test_anything_with_dlpack_is_used_where_it_lies(cp):

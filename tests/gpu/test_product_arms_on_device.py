@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from lab import host_times, measure_r2, plan_r2, product_arms
+from lab import host_times, measure_r2, measure_r2b, plan_r2, plan_r2b, product_arms
 from lab.campaign import ChainPair
 from lab.plan_r2 import BATCH_INVARIANT, PRODUCT, SEARCHED
 from lab.product_arms import Chain, Packed
 from lab.protocol import file_of
-from qgemm_mx import gemv_plan
+from qgemm_mx import gemm_plan, gemv_plan
 from qgemm_mx.device import device
 from qgemm_mx.gemv_layout import GEMV_FORMATS
 
@@ -105,6 +105,48 @@ def test_the_ablation_is_right(r2, n, k, m) -> None:
         step = kernel.removeprefix(f"{PRODUCT}/")
         place = (n, k, m, "mxfp4", r2.probe["sm_count"], device(0).smem_per_sm)
         assert arm.bound.plan == gemv_plan.ablation(step, *place)[2]
+
+
+MATRIX = (plan_r2b.PRODUCT, plan_r2b.DISPATCH, plan_r2b.BATCH_INVARIANT)
+
+
+@pytest.mark.parametrize("kernel", MATRIX)
+@pytest.mark.parametrize("m", [3, 33, 129])
+@pytest.mark.parametrize("fmt", GEMV_FORMATS)
+def test_the_arms_of_r2b_are_right_in_a_graph_of_every_copy(r2, fmt, m, kernel) -> None:
+    arm = arm_of(r2, kernel, packed_of(r2, fmt, 1000, 4096, copies=3), m)
+    for copy in range(arm.copies):
+        assert passes(arm.check(copy, "before"))
+    graph = r2.timer.capture(arm.launch, arm.copies, 7)
+    with r2.stream:
+        arm.y.fill(0x7FFF)
+        graph.launch(r2.stream)
+    assert passes(arm.check(6 % 3, "after"))
+
+
+@pytest.fixture(scope="module")
+def steps(repository) -> list[str]:
+    frozen = json.loads((repository / file_of("R2b")).read_text())
+    return measure_r2.ablations(frozen, plan_r2b.is_ablation)
+
+
+def test_structured_probes_of_r2b(r2, steps) -> None:
+    checks = product_arms.probe_checks(r2.stream, steps, measure_r2b.PROBED)
+    assert {c.kernel for c in checks} == {*steps, *measure_r2b.PROBED}
+    assert not [c.detail for c in checks if not c.passed]
+
+
+@pytest.mark.parametrize("m", [64, 512])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (2880, 2880)])
+def test_the_search_and_the_ablation_of_r2b_are_right(r2, steps, n, k, m) -> None:
+    packed = packed_of(r2, "mxfp4", n, k)
+    assert len(steps) == len(gemm_plan.ABLATION_STEPS) - 1
+    for kernel in steps:
+        arm = arm_of(r2, kernel, packed, m)
+        assert passes(arm.check(0, "before")) and arm.role == "testbed", kernel
+    searched = arm_of(r2, plan_r2b.SEARCHED, packed, m)
+    searched.tune(r2.timer)
+    assert searched.refused == [] and passes(searched.check(1, "before"))
 
 
 @pytest.mark.parametrize("m", [1, 4, 16])
