@@ -88,7 +88,7 @@ class Cost(NamedTuple):
 
 
 # Fitted (least squares of the relative error) to 640 cold times of MXFP4 on an H200, all nine shapes, M = 16 to 4096.
-# Every plan pays FIXED_US. A slice is bound by dequantisation and issue up to 64 tokens, by the tensor cores from 128 on.
+# Every plan pays FIXED_US. A slice is bound by dequantisation and issue up to 64 tokens, by tensor cores from 128 on.
 FIXED_US = 2.24
 COSTS = {
     (16, 64, 2): Cost(0.523, 0.0, 1.6, 0.0),

@@ -1,4 +1,4 @@
-"""`pack_weight` and `linear` on a device: qgemv_mx, and from 17 rows of BF16 on qgemm_mx. The rows of CASES (what users of other FP4 kernels hit):
+"""`pack_weight` and `linear` on a device. The rows of CASES (what users of other FP4 kernels hit):
 
  1 ragged N and K        test_every_probe, test_random_against_fp64, test_neighbours_stay_untouched
  2 E8M0 code 0           test_every_probe (e8m0_code_0, e8m0_code_0_subnormal)
@@ -16,6 +16,8 @@
 14 BF16 range            test_every_probe (x_large), test_activations_over_the_whole_range
 15 devices and streams   test_packing_on_one_stream_and_calling_on_another, test_two_devices,
                          test_a_new_thread_may_call, test_threads_share_a_weight
+
+From 17 rows of BF16 on a call is one of qgemm_mx: M in PROBLEMS and MS reaches it, and tests of its own stand below.
 """
 
 from __future__ import annotations

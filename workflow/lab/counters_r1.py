@@ -61,7 +61,7 @@ VARIANT_SHAPES = ("q_o_proj", "gate_up", "llama70b_down")
 RIVAL_SHAPES = ("q_o_proj", "gate_up")
 RIVAL, RIVAL_FORMAT, PEER = "cublaslt_fp8", "fp8_e4m3", "peer/"
 COLD_M, BOTH_M = (1, 16, 64), (1, 64)
-TIMEOUT_S = 150
+TIMEOUT_S = 60
 KERNELS, RATIO = "kernels_per_call", "dram_bytes_over_weight_bytes"
 #: Part of the weight's bytes that a cold call reads from DRAM at least.
 COLD_FRACTION = 0.97
