@@ -9,6 +9,11 @@ Kernels. qgemv_mx takes up to 16 rows of x, and more in launches of 16. qgemm_mx
 where that is faster (`gemm_plan.takes_gemm`). FP16, a weight whose scales are far apart (`LinearWeight.matrix`), and
 calls whose bits must not depend on M stay with qgemv_mx.
 
+Repeats. A call gives the same bits each time, with one exception: where blocks of qgemm_mx share jobs
+(`GemmPlan.streamed`) their sums meet in a workspace of the stream, of which a device has four. A dependent launch, and a
+launch on a fifth stream, take all jobs whole: their sums are added in another order. A captured graph keeps the
+workspace of the stream that it was captured on: it must not run beside other calls of that stream.
+
 Graph capture. Everything that can be done ahead is done in `pack_weight`: cubins are compiled and loaded, shared
 memory allowed, and for qgemv_mx plans made and arguments laid down; the first call with an M makes the plan of qgemm_mx
 for it, on the host alone. A call allocates nothing on the device but its result, and not even that with `out`; so the

@@ -61,7 +61,6 @@ MATRIX_ABLATION_PROBLEMS = ((7, 256, 3), (333, 1664, 65), (300, 512, 257))
 MATRIX_KERNELS = (plan_r2b.PRODUCT, plan_r2b.DISPATCH)
 #: Kernels that `linear` itself probes: those that are one of its modes, by whether that is the batch-invariant one.
 MODES = {
-    PRODUCT: False,
     BATCH_INVARIANT: True,
     plan_r2b.DISPATCH: False,
     plan_r2b.BATCH_INVARIANT: True,
@@ -97,7 +96,7 @@ class Packed:
 def own_launch(
     weight: LinearWeight, m: int, batch_invariant: bool = False, programmatic: bool = False
 ) -> Launch:
-    """The launch that `linear` makes for M <= 16 rows of BF16."""
+    """The launch of qgemv_mx for M <= 16 rows of BF16, as `linear` makes it where it takes this kernel."""
     by_rows = weight.programmatic_by_rows if programmatic else weight.by_rows
     return by_rows[ACTIVATION][MAX_TOKENS if batch_invariant else m]
 
@@ -127,6 +126,11 @@ def dispatched(weight: LinearWeight, m: int, batch_invariant: bool = False) -> L
     """All that `linear` launches for M rows of BF16."""
     if weight.matrix and not batch_invariant and (launch := weight.matrix_by_rows[m]) is not None:
         return launch
+    return decode_launches(weight, m, batch_invariant)
+
+
+def decode_launches(weight: LinearWeight, m: int, batch_invariant: bool = False) -> Launch | Rows:
+    """Launches of qgemv_mx for M rows of BF16, also where `linear` takes another kernel."""
     whole, rest = divmod(m, MAX_TOKENS)
     rows = [MAX_TOKENS] * whole + [rest] * (rest > 0)
     launches = tuple(own_launch(weight, r, batch_invariant) for r in rows)
@@ -441,6 +445,8 @@ def run_probe(
         else:
             if kernel == plan_r2b.PRODUCT:
                 launch = matrix_launch(weight, m)
+            elif kernel == PRODUCT:
+                launch = decode_launches(weight, m)
             else:
                 launch, _ = ablation_launch(kernel, weight, m)
             launch(weight, int(x.data.ptr), int(y.data.ptr), m, stream=stream.ptr)
