@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from synthetic_r2 import constant
 
 from lab import derived, plan_r2b, records
 from lab.records import Campaign
-from lab.rows import CellRow, Tuning
+from lab.rows import NOT_REACHED, AttemptRow, CellRow, Tuning
 from qgemm_mx.formats import bytes_per_weight
 
 PREREG = Path(__file__).resolve().parents[2] / "prereg"
@@ -142,6 +143,33 @@ def campaign(
         settings_untouched=True,
         samples=samples,
         telemetry=readings(samples, [1980.0, 1755.0]),
+    )
+
+
+def closed(lost: Iterable[tuple[str, int]] = (), **how: Any) -> Campaign:
+    """A made-up campaign without some points, (shape, M), each with the attempt that says so."""
+    whole, lost = campaign(**how), list(lost)
+    if not lost:
+        return whole
+
+    def gone(shape: str, m: int) -> bool:
+        return (shape, int(m)) in lost
+
+    samples = whole.samples
+    kept = [not gone(s, m) for s, m in zip(samples["shape"], samples["M"], strict=True)]
+    sizes = {(c.shape, c.M): (c.N, c.K) for c in whole.cells}
+    words = tuple(
+        AttemptRow("point", "refused", NOT_REACHED, "2026-01-04T04:00:00Z", 0.0, shape=s, N=sizes[s, m][0],
+                   K=sizes[s, m][1], M=m)
+        for s, m in lost
+    )  # fmt: skip
+    return replace(
+        whole,
+        cells=tuple(c for c in whole.cells if not gone(c.shape, c.M)),
+        checks=tuple(c for c in whole.checks if not gone(c.shape, c.M)),
+        counters=tuple(c for c in whole.counters if not gone(c["shape"], c["M"])),
+        samples=samples[kept].reset_index(drop=True),
+        attempts=(*(a for a in whole.attempts if not gone(a.shape, a.M or 0)), *words),
     )
 
 

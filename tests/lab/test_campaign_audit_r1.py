@@ -14,7 +14,7 @@ from prereg_kit import Repo
 
 from lab import campaign_audit, measure, plan_r1, records, registry, replay, seal, soundness, source
 from lab.protocol import file_of
-from lab.rows import INVALID_BY_DESIGN, to_json
+from lab.rows import INVALID_BY_DESIGN, NOT_REACHED, to_json
 from qgemm_mx.formats import weight_bytes
 
 SHAPES = [{"name": "q_o_proj", "N": 4096, "K": 4096, "set": "frozen", "why": "made up"}]
@@ -119,6 +119,107 @@ def test_missing_points_are_counted_and_a_pilot_may_lack_some(shelf, points) -> 
     kept = {name: points[name] for name in list(points)[:2]}
     assert "2 points of the plan are missing" in problems(shelf, kept)
     assert problems(shelf, kept, kind="pilot") == ""
+
+
+# A protocol whose campaigns their minutes may end.
+
+
+def place(name: str) -> tuple[str, int, int, int]:
+    """(shape, N, K, M) of a point by its name."""
+    shape, m = name.split("/M")
+    n, k = next(((s["N"], s["K"]) for s in SHAPES if s["name"] == shape), (0, 0))
+    return shape, n, k, int(m)
+
+
+def lacking(frozen: dict, points: dict, kept: list[str], lost: list, closing: bool = True) -> str:
+    """What is said of a campaign of some points that records others as not reached."""
+    known = frozen | ({"closing": "with --config close=true"} if closing else {})
+    cells = [to_json(cell) for name in kept for cell in points[name]["cells"]]
+    found = campaign_audit.point_problems(known, SHAPES, cells, plan_r1.points, lost)
+    return " | ".join(found)
+
+
+@pytest.fixture(scope="module")
+def order(frozen) -> list[tuple]:
+    """Places of the plan in the frozen order."""
+    offered = {kernel: tuple(formats) for kernel, formats in PEERS.items()}
+    found = plan_r1.points(frozen, SHAPES, offered)
+    return [(p.shape["name"], p.shape["N"], p.shape["K"], p.m) for p in found]
+
+
+def test_points_that_the_minutes_did_not_reach_may_be_missing(frozen, points, order) -> None:
+    names = list(points)
+    assert [place(n)[0] for n in names] == [o[0] for o in order] and len(order) == 4
+    for cut in (1, 2, 3):
+        assert lacking(frozen, points, names[:cut], order[cut:]) == ""
+    assert lacking(frozen, points, names, []) == ""
+
+
+@pytest.mark.parametrize(
+    ("kept", "lost", "closing", "words"),
+    [
+        (2, [2, 3], False, ["2 points are recorded as not reached, which the protocol does not",
+                            "2 points of the plan are missing"]),
+        (4, [3], False, ["1 points are recorded as not reached, which"]),
+        (2, [3], True, ["1 points of the plan are missing, the first"]),
+        (3, [], True, ["1 points of the plan are missing, the first"]),
+        (4, [3], True, ["is recorded as not reached, but was measured"]),
+        (3, [3, 3], True, ["is recorded as not reached 2 times"]),
+        (3, [3, None], True, ["gate_up 14336x4096 M=7 is recorded as not reached, but is no point of the plan"]),
+    ],
+)  # fmt: skip
+def test_an_attempt_excuses_its_own_point_alone(
+    frozen, points, order, kept, lost, closing, words
+) -> None:
+    gone = [("gate_up", 14336, 4096, 7) if i is None else order[i] for i in lost]
+    found = lacking(frozen, points, list(points)[:kept], gone, closing)
+    assert all(word in found for word in words) and found.count(" | ") == len(words) - 1, found
+
+
+def test_points_are_not_reached_in_the_frozen_order(frozen, points, order) -> None:
+    """A campaign that left out what it did not like, and went on, was not ended by its minutes."""
+    names = list(points)
+    found = lacking(frozen, points, [names[0], names[2], names[3]], [order[1]])
+    assert "before it in the frozen order, is recorded as not reached" in found
+
+
+def test_a_campaign_that_its_minutes_ended_is_sound_and_noted(
+    tmp_path, frozen, points, order, repository
+) -> None:
+    repo = Repo(tmp_path / "repo")
+    known = frozen | {"closing": "with --config close=true the minutes of the run end the campaign"}
+    r1 = repo.write("prereg/protocol_r1.json", json.dumps(known))
+    shapes = repo.write("prereg/shapes.json", json.dumps({"shapes": SHAPES}))
+    registry.freeze([r1, shapes], repo.prereg, "a test", "none")
+    repo.write("kernels/qgemm_mx/build.py")
+    repo.write(".gitignore", "/partial/\n/data/\n")
+    repo.commit("freeze")
+    header = recorded.header(
+        rung="R1",
+        source=source.describe(repo.root),
+        protocol_sha256=seal.sha256(r1),
+        prereg_head=registry.head(repo.prereg),
+        seed=known["seed"],
+    )
+    said = []
+    for excused in (2, 1):  # of the two that are missing
+        partial = records.PartialCampaign.open(repo.root / "partial", header)
+        for name in list(points)[:2]:
+            partial.append_point(name, **points[name])
+        for shape, n, k, m in order[2 : 2 + excused]:
+            with partial.attempt("point", shape=shape, N=n, K=k, M=m) as attempt:
+                attempt.refused(NOT_REACHED)
+        folder = records.finalise(partial, repo.root / "data")
+        assert records.verify(folder) == []
+        said.append([p.reason for p in campaign_audit.problems(repo.root, folder)])
+        note = campaign_audit.closed(folder)
+        assert f"closed by its minutes, {excused} of {2 + excused} points of its plan" in note
+    assert said[0] == [] and "1 points of the plan are missing" in said[1][0]
+
+
+def test_a_whole_campaign_has_no_note(tmp_path) -> None:
+    assert campaign_audit.closed(recorded.campaign(tmp_path)) is None
+    assert campaign_audit.closed(tmp_path / "nothing") is None
 
 
 def without(point: dict, kernel: str) -> dict:

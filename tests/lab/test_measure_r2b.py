@@ -25,7 +25,7 @@ from lab import (
 from lab.campaign import Activations, Budget, Unfinished
 from lab.journal import PartialCampaign
 from lab.protocol import file_of
-from lab.rows import CheckRow, to_json
+from lab.rows import NOT_REACHED, CheckRow, not_reached, to_json
 from lab.samples import DUPLICATE_SUFFIX
 
 
@@ -151,6 +151,92 @@ def test_the_whole_plan_in_pieces_is_what_the_audit_asks_for(
     assert set(hot.kernel) == {"qgemm_mx", "cublaslt_bf16", "cublaslt_fp8"} and max(hot.M) == 128
     roles = dict(zip(table.kernel, table.role, strict=True))
     assert (roles["qgemm_mx/step0"], roles["linear"]) == ("testbed", "product")
+
+
+@pytest.fixture
+def machine(workshop, monkeypatch, protocol, repository, tmp_path):
+    """`campaign.run` from end to end on a made-up device, with a clock that goes on by itself."""
+    for name in (file_of("R2b"), "prereg/shapes.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes((repository / name).read_bytes())
+    taken: list[int] = []
+
+    class Telemetry:
+        rows = recorded.telemetry().to_dict("records")
+
+        def __init__(self, period_ms):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            pass
+
+    def counters(repo, cubins, partial, budget, log):
+        assert budget.minutes is None  # they are taken however little was left
+        taken.append(len(partial.finished))
+
+    made = bench(protocol)
+    made.probe["other_processes"] = 0
+    header = recorded.header(rung="R2b", seed=protocol["seed"])
+    monkeypatch.setattr(campaign.source, "describe", lambda repo: {})
+    monkeypatch.setattr(campaign, "forbid_predictions", lambda: None)  # a hook that stays
+    monkeypatch.setattr(campaign.Bench, "open", lambda *a: made)
+    monkeypatch.setattr(campaign, "discover", list)
+    monkeypatch.setattr(campaign, "usable_peers", lambda partial, log: [FakePeer()])
+    monkeypatch.setattr(campaign, "header", lambda *a: header)
+    monkeypatch.setattr(campaign, "check_occupancy", lambda *a: None)
+    monkeypatch.setattr(campaign.device, "Telemetry", Telemetry)
+    monkeypatch.setattr(campaign, "Budget", lambda minutes: Budget(minutes, Clock(10)))
+    monkeypatch.setattr(measure_r2b, "_open", lambda *a: None)
+    monkeypatch.setattr(measure_r2b, "take_counters", counters)
+    said: list[str] = []
+
+    def run(minutes, close):
+        return measure_r2b.run_campaign_r2b(
+            tmp_path, tmp_path, [], said.append, minutes, close=close
+        )
+
+    return SimpleNamespace(run=run, root=tmp_path, said=said, counted=taken)
+
+
+def test_minutes_end_a_campaign_that_is_to_be_closed(machine, protocol, shapes) -> None:
+    plan = planned(protocol, shapes)
+    with pytest.raises(Unfinished, match="points of R2b are left"):
+        machine.run(3, close=False)
+    assert not (machine.root / "data").exists() and machine.counted == []
+    whole = records.load(folder := machine.run(3, close=True))
+    assert records.verify(folder) == []
+    taken = {(c.shape, c.N, c.K, c.M) for c in whole.cells}
+    attempts = [to_json(a) for a in whole.attempts]
+    lost = not_reached(attempts)
+    order = [(p.shape["name"], p.shape["N"], p.shape["K"], p.m) for p in plan]
+    assert set(order[: len(taken)]) == taken and lost == order[len(taken) :] and len(taken) > 3
+    assert machine.counted == [len(taken)]
+    assert f"the campaign is closed without {len(lost)} points" in machine.said
+    words = [a for a in attempts if a["reason"] == NOT_REACHED]
+    assert {(a["kernel"], a["format"], a["regime"]) for a in words} == {(None, None, None)}
+    stops = [a["status"] for a in attempts if a["stage"] == "budget"]
+    assert (
+        stops == ["interrupted"] * 2
+    )  # that of the first run, which could go on, and of the second
+    points = campaign_audit.PLANNED["R2b"]
+    rows = [to_json(c) for c in whole.cells]
+    assert list(campaign_audit.point_problems(protocol, shapes, rows, points, lost)) == []
+    (missing,) = campaign_audit.point_problems(protocol, shapes, rows, points)
+    assert f"{len(lost)} points of the plan are missing" in missing
+
+
+def test_a_campaign_that_reaches_its_end_has_nothing_to_close(
+    machine, monkeypatch, protocol, shapes
+) -> None:
+    few = planned(protocol, shapes)[:2]
+    monkeypatch.setattr(plan_r2b, "points", lambda *a: few)
+    found = records.load(machine.run(60, close=True))
+    assert not_reached(to_json(a) for a in found.attempts) == [] and machine.counted == [2]
+    assert not any("closed" in line for line in machine.said)
 
 
 def test_a_kernel_that_is_wrong_has_no_time_and_the_rest_goes_on(

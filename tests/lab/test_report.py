@@ -29,6 +29,7 @@ from lab import (  # noqa: E402
     sittings,
     soundness,
 )
+from lab.rows import NOT_REACHED  # noqa: E402
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input", "col"}
 
@@ -538,6 +539,18 @@ def test_one_sitting_is_one_and_a_failed_check_ends_none():
     campaign = {"sittings": sittings.sittings(run), "longest_pause_s": 3.0}
     found = soundness._sitting_answer(page.Tables(report_columns()), campaign)
     assert found["short"] == "Yes, in 2 minutes." and "stopped" not in found["words"]
+
+
+def test_points_that_the_minutes_of_a_campaign_did_not_reach_are_no_sitting_of_their_own():
+    run = [
+        synthetic.attempt("occupancy", "ok", None, 0, 0.1, NOWHERE),
+        synthetic.attempt("point", "ok", None, 1, 30.0, POINT),
+        synthetic.attempt("budget", "interrupted", "the minutes of this run are used", 2, 0.0, NOWHERE),
+        synthetic.attempt("point", "refused", NOT_REACHED, 2, 0.0, POINT),
+        synthetic.attempt("counters", "ok", None, 3, 60.0, NOWHERE),
+    ]  # fmt: skip
+    (one,) = sittings.sittings(run)
+    assert one["minutes"] == 4.0 and one["stop"] is None and one["shapes"] == ["kv_gqa"]
 
 
 def test_the_longest_pause_is_the_widest_gap():

@@ -145,3 +145,30 @@ def test_a_folder_without_sources_is_an_error(tmp_path):
     (tmp_path / "README.md").write_text("x")
     with pytest.raises(source.SourceError, match="no source files"):
         source.tree_digest(tmp_path)
+
+
+def test_a_dirty_tree_with_the_files_of_a_later_commit_measured_that_commit(repo):
+    """A machine that got the files and an old history: its git calls them changes, the digest knows better."""
+    old = _git(repo, "rev-parse", "HEAD")
+    (repo / "kernels" / "new.py").write_text("x = 1\n")
+    said = source.describe(repo)
+    assert said["dirty"] and said["commit"] == old
+    assert source.measured_commit(repo, said) is None  # no commit has these files
+    _git(repo, "add", "-A")
+    _git(repo, "commit", "-qm", "new")
+    later = _git(repo, "rev-parse", "HEAD")
+    (repo / "kernels" / "new.py").write_text("x = 2\n")
+    _git(repo, "commit", "-qam", "newer")
+    source._commit_with_digest.cache_clear()
+    assert source.measured_commit(repo, said) == later
+    assert source.measured_commit(repo, {**said, "tree_digest": "0" * 64}) is None
+
+
+def test_a_clean_or_stated_commit_is_the_measured_one(repo):
+    said = source.describe(repo)
+    assert source.measured_commit(repo, said) == said["commit"]
+    assert (
+        source.measured_commit(repo, {**said, "commit": None, "stated_commit": "a" * 40})
+        == "a" * 40
+    )
+    assert source.measured_commit(repo, {**said, "commit": None}) is None

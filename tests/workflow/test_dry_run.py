@@ -12,7 +12,7 @@ from lab import rungs, select
 
 RUN_RULES = {
     "build_cubins", "check_sass", "occupancy", "select_r0", "cells", "verdicts", "analysis_r1", "analysis_r2",
-    "figures", "report",
+    "analysis_r2b", "figures", "report",
 }  # fmt: skip
 NO_DEVICE = select.this_machine().uuid is None
 

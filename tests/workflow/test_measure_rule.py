@@ -88,8 +88,8 @@ def run_campaign_r2(repo, cubin_dir, builds, log, minutes):
 """
 HARNESS_R2B = """
 
-def run_campaign_r2b(repo, cubin_dir, builds, log, minutes):
-    assert minutes == 5 and {"stream_read", "qgemv_made_up"} <= {b.name for b in builds}
+def run_campaign_r2b(repo, cubin_dir, builds, log, minutes, close):
+    assert minutes == 5 and close is True and {"stream_read", "qgemv_made_up"} <= {b.name for b in builds}
     assert all((cubin_dir / f"{b.name}.cubin").is_file() for b in builds)
     return made_up_campaign(repo, "R2b", builds)
 """
@@ -326,7 +326,13 @@ def test_both_parts_of_r2_are_measured_by_its_target(r2_machine: GpuMachine) -> 
     plain = r2_machine.run("-n")
     assert "measure_r2b" not in plain.stdout and "R2b: " not in plain.stderr
 
-    command = (".work/r2b/campaign.json", "reports/cells.csv", "--config", "minutes=5")
+    command = (
+        ".work/r2b/campaign.json",
+        "reports/cells.csv",
+        "--config",
+        "minutes=5",
+        "close=true",
+    )
     done = r2_machine.run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "R2b: measuring a new campaign" in done.stderr

@@ -16,6 +16,7 @@ CONFIG = {
     "archive": None,
     "architectures": ["sm_90a"],
     "minutes": None,
+    "close": False,
 }
 NO_GPU = Machine(None)
 H200 = Machine("GPU-1", (9, 0))
@@ -296,6 +297,7 @@ def test_the_archive_to_import_has_to_be_there(tmp_path: Path) -> None:
         ({"minutes": 0}, "minutes=0: 0 is less than or equal to the minimum"),
         ({"minutes": -1}, "minutes=-1: -1 is less than or equal to the minimum"),
         ({"minutes": "abc"}, "minutes=abc: 'abc' is not of type 'number'"),
+        ({"close": "yes"}, "close=yes: 'yes' is not of type 'boolean'"),
         ({"minutes": float("nan")}, "minutes=nan is no number"),
         ({"minutes": float("inf")}, "minutes=inf is no number"),
     ],

@@ -329,7 +329,7 @@ def chain_table(found: Analysis) -> pd.DataFrame:
 
 BAR_COLUMNS = (
     "campaign", "row", "bar", "format", "shape", "M", "direction", "limit", "observed", "observed_low", "observed_high",
-    "status", "cells", "missed", "off", "reason", "how", "undecided",
+    "status", "cells", "missed", "off", "reason", "how", "undecided", "planned",
 )  # fmt: skip
 
 
@@ -343,7 +343,7 @@ def bar_table(campaign: str, bars: Sequence[Bar], misses: Sequence[Miss]) -> pd.
             "shape": worst.shape if worst else "", "M": worst.M if worst else None, "direction": bar.direction,
             "limit": bar.limit, **three("observed", bar.observed), "status": bar.status, "cells": bar.cells,
             "missed": bar.missed, "off": bar.off, "reason": bar.reason, "how": bar.how,
-            "undecided": bar.undecided,
+            "undecided": bar.undecided, "planned": bar.planned,
         }  # fmt: skip
         rows.append(row)
     for miss in misses:
@@ -354,11 +354,12 @@ def bar_table(campaign: str, bars: Sequence[Bar], misses: Sequence[Miss]) -> pd.
                 "shape": miss.point.shape, "M": miss.point.M, "direction": bar.direction, "limit": bar.limit,
                 **three("observed", miss.observed), "status": miss.status, "cells": 1,
                 "missed": int(miss.status == bars_r2.MISSED), "undecided": int(miss.status == bars_r2.UNDECIDED),
+                "planned": 1,
                 "off": miss.off, "reason": miss.reason, "how": miss.against,
             }
         )  # fmt: skip
     frame = pd.DataFrame(rows, columns=list(BAR_COLUMNS))
-    return frame.astype(dict.fromkeys(("M", "cells", "missed", "undecided"), "Int64"))
+    return frame.astype(dict.fromkeys(("M", "cells", "missed", "undecided", "planned"), "Int64"))
 
 
 def to_csv(frame: pd.DataFrame) -> str:

@@ -42,11 +42,24 @@ from lab.bars import Bar, Miss
 from lab.decomposition import Constants
 from lab.derived import is_derived
 from lab.dispatch import LINEAR, REGRET, Regret
-from lab.gemm_r2b import KERNEL, PEAK, PREFILL_M, SEARCHED, Choice, Crossing, bound_of, over
+from lab.gemm_r2b import (
+    KERNEL,
+    NEIGHBOUR,
+    PEAK,
+    PREFILL_M,
+    SEARCHED,
+    SEARCHED_MS,
+    SEARCHED_TOO,
+    Choice,
+    Crossing,
+    bound_of,
+    over,
+)
 from lab.plan import BASELINES
 from lab.product_cells import ProductCell, Step
 from lab.profile_r2 import FLOOR, Profile, profiles
 from lab.records import Campaign
+from lab.rows import NotReached, not_reached, to_json
 from lab.statistics import Estimate
 
 RUNG = "R2b"
@@ -63,6 +76,7 @@ class Analysis:
     bandwidth, peak: asymptotic read bandwidth (log TB/s) and BF16 rate (log TFLOP/s), sources: campaigns that they are
     from. decode: the campaign of the decode part that stands beside, empty without one. regrets: of this campaign.
     power: readings by arm, see `lab.clocks.by_arm`. ridges: constants that follow from the device, as recorded.
+    taken: number of points that were measured; lost: (shape, N, K, M) of those that were not reached.
     """
 
     campaign: str
@@ -83,6 +97,8 @@ class Analysis:
     sources: Mapping[str, str]
     ridges: Mapping[str, Mapping[str, Any]]
     decode: str
+    taken: int
+    lost: tuple[tuple[str, int, int, int], ...]
 
 
 def analyse(
@@ -108,7 +124,8 @@ def analyse(
     cells = gemm_r2b.cells_of(times, shapes)
     choices = gemm_r2b.choices(times, shapes, decode)
     searches = dispatch.regrets(times)
-    found = _constants(searches, other)
+    lost = not_reached(map(to_json, campaign.attempts))
+    found = _constants(searches, other, lost)
     profiled = profiles(campaign, bandwidth, _is_profiled)
     bars, misses = bars_r2b.judge(cells, choices, found, profiled, shapes, peak)
     return Analysis(
@@ -130,6 +147,8 @@ def analyse(
         sources={key: known[key][1] for key in (BANDWIDTH, PEAK) if key in known},
         ridges={key: row for key, (row, _) in known.items() if is_derived(key)},
         decode=other[0] if other else "",
+        taken=len({(c.shape, c.N, c.K, c.M) for c in campaign.cells}),
+        lost=tuple(lost),
     )
 
 
@@ -156,7 +175,15 @@ def gives(name: str | None) -> bool:
     return name == REGRET
 
 
-def _constants(searches: Sequence[Regret], other: Other | None) -> Constants:
+def _constants(
+    searches: Sequence[Regret], other: Other | None, lost: Sequence[tuple[str, int, int, int]]
+) -> Constants:
+    """The regret over both parts; not over a part of the plan, where points with a search were not reached."""
+    missing = [p for p in lost if p[3] in SEARCHED_MS or (p[0], p[3]) == SEARCHED_TOO]
+    if missing := [p for p in missing if p[0] != NEIGHBOUR]:
+        planned = len(missing) + len(searches)
+        why = f"{len(missing)} of the {planned} points with a search were not reached"
+        return Constants({}, {REGRET: NotReached(why)})
     others = None if other is None else (other[0], dispatch.regrets(other[1]))
     value, why = dispatch.constant(searches, others, f"{LINEAR} over {SEARCHED}")
     return Constants({}, {REGRET: why}) if value is None else Constants({REGRET: value}, {})

@@ -42,6 +42,7 @@ from lab import (
 )
 from lab.claims import Claim
 from lab.registry import Git, Problem, Registered, Unverifiable
+from lab.source import measured_commit
 from lab.verdicts import Evidence, Verdict
 from qgemm_mx.formats import DENSE_BYTES, FORMATS, bytes_per_weight
 
@@ -152,7 +153,9 @@ def examine(
         used = [f for f in used if f.name not in shelf.invalid]  # too broken to be judged by
         evidence, judged = judged_by(used)
     sound = [f for f in used if f.name not in shelf.invalid | shelf.tampered | tampered]
-    notes = [campaign_audit.without_legs(f) for f in sound]
+    notes = [
+        said(f) for said in (campaign_audit.without_legs, campaign_audit.closed) for f in sound
+    ]
     differing = (
         verdicts.disagreements(judged, [judged_by([f])[1] for f in sound]) if len(used) > 1 else []
     )
@@ -310,7 +313,7 @@ def _measured_after(
     Two things can prove it: the commit it was measured at, and the hash of the registry's last
     line, which nobody could know before the freeze.
     """
-    commit = record["source"].get("commit") or record["source"].get("stated_commit")
+    commit = measured_commit(git.repo, record["source"]) or record["source"].get("commit")
     head = record.get("prereg_head")
     if added and not git.is_ancestor(frozen, added):
         return "TAMPERED", f"was committed ({added[:12]}) without the freeze of {file}"

@@ -11,6 +11,7 @@ from lab.bars import Bar, Miss, Part
 from lab.decomposition import Constants
 from lab.dispatch import LINEAR, REGRET
 from lab.gemm_r2b import (
+    DECODE_MS,
     HEADLINE,
     KERNEL,
     MS,
@@ -48,9 +49,14 @@ PEERS, NVFP4_OVER_MXFP4, GROWTH, ODD_M, EFFICIENCY, DISPATCH_REGRET = (
     1.03,
 )
 #: What the plan times between tabulated M, and beside the aligned neighbour.
-ODD_SHAPES, NEIGHBOUR_MS = 3, (32, 64, 128, 512, 2048)
-#: Steps of `linear` below the tabulated M: 1, 2, 4, 8 on six shapes.
-DECODE_STEPS = 4 * 6
+ODD_SHAPES, NEIGHBOUR_MS = 3, (64, 512, 2048)
+#: Steps of `linear` below the tabulated M, on six shapes.
+DECODE_STEPS = len(DECODE_MS) * 6
+
+#: Why a cell can be below its bound.
+POWER_LIMITED = "whose rate is that of a long product at the power limit"
+#: Parts of a plan that a reason names.
+SPLITS = ("ranks ", "k_ways ", "share ", "split ")
 
 Judged = tuple[Bar, list[Miss]]
 
@@ -80,8 +86,7 @@ def judge(
         found.append(judge.mean(f"bf16_mean.m{m}", "BF16", m, at, mean))
         if least is not None:
             found.append(judge.least(m, at, least))
-        for fmt in FORMATS:
-            found.append(judge.peers(m, fmt, [c for c in own if (c.format, c.point.M) == (fmt, m)]))
+        found.append(judge.peers(m, at))
     found.append(judge.formats(own))
     for fmt in FORMATS:
         some = [c for c in own if c.format == fmt and c.point.M in MS]
@@ -131,9 +136,12 @@ class _Judge:
         own = statistics.geomean([o for _, o in both]).value
         most = statistics.geomean([s for s, _ in both]).value * own
         word = "more than" if most > limit else "and even that is less than"
+        said = f"a kernel at the bound in every cell would reach that, {word} {limit:g}"
+        if rival == "BF16" and most < 1:
+            said = f"it is faster than the bound itself, {POWER_LIMITED}"
         return (
-            f"{rival}'s time over the bound of these cells is {number(most)} in geometric mean: a kernel at the bound "
-            f"in every cell would reach that, {word} {limit:g}; this one takes {number(own)} times the bound; {profile}"
+            f"{rival}'s time over the bound of these cells is {number(most)} in geometric mean: {said}; this one takes "
+            f"{number(own)} times the bound; {profile}"
         )
 
     def least(self, m: int, cells: Sequence[ProductCell], limit: float) -> Judged:
@@ -147,13 +155,13 @@ class _Judge:
         ]
         return bars.over_cells(bar, parts, self.shapes)
 
-    def peers(self, m: int, fmt: str, cells: Sequence[ProductCell]) -> Judged:
-        """Every installed peer at one M; the plan has those that multiply in BF16."""
+    def peers(self, m: int, cells: Sequence[ProductCell]) -> Judged:
+        """Every installed peer at one M, in MXFP4 as the plan has them: those that multiply in BF16."""
         text = f"speed over every installed peer with BF16 activations at M = {m}, the slowest cell"
-        claim = f"r2.bar.gemm_peer.m{m}" if fmt == HEADLINE and m in CLAIMED else None
-        bar = Bar(f"peers.m{m}", text, fmt, "above", PEERS, "ratio", claim)
+        claim = f"r2.bar.gemm_peer.m{m}" if m in CLAIMED else None
+        bar = Bar(f"peers.m{m}", text, HEADLINE, "above", PEERS, "ratio", claim)
         parts = [
-            Part(c.point, fmt, ratio, self._why(c, ratio), name)
+            Part(c.point, HEADLINE, ratio, self._why(c, ratio), name)
             for c in cells
             for name, ratio in c.peers.items()
         ]
@@ -190,7 +198,7 @@ class _Judge:
 
     def _plans(self, at: Mapping, point: Any, before: int) -> str:
         """The plans on both sides of a step."""
-        plans = [at[p].chosen for p in (point._replace(M=before), point)]
+        plans = [short_plan(at[p].chosen) for p in (point._replace(M=before), point)]
         return f"from the plan {plans[0] or '?'} to {plans[1] or '?'}"
 
     def odd(self, cells: Sequence[ProductCell]) -> Judged:
@@ -224,6 +232,8 @@ class _Judge:
         if own is None:
             return self._profile(cell)
         kind = f" ({bound.kind})" if bound.kind else ""
+        if own.value < 1:
+            return f"it takes {number(own.value)} times its bound{kind}, {POWER_LIMITED}; {self._profile(cell)}"
         return (
             f"at its bound{kind} it would reach {number(speed.value * own.value)}; it takes {number(own.value)} times "
             f"the bound; {self._profile(cell)}"
@@ -233,6 +243,13 @@ class _Judge:
         p = cell.point
         near = profile_r2.nearest(self.profiled, cell.format, p.N, p.K, p.M, KERNEL)
         return profile_r2.reason(near, p.N, p.K, p.M)
+
+
+def short_plan(chosen: str) -> str:
+    """Entry, grid, and how the work is split, of a recorded plan."""
+    first, rest = chosen.split(", ")[:2], chosen.split(", ")[2:]
+    kept = [part for part in rest if part.startswith(SPLITS) and not part.endswith(" 1")]
+    return ", ".join([*first, *kept])
 
 
 def _fp8(cell: ProductCell) -> Estimate | None:

@@ -32,7 +32,7 @@ from lab.peers._interface import WARM
 from lab.peers._torch import free_memory
 from lab.plan import BASELINES, FLOOR, ArmName, Point
 from lab.protocol import file_of
-from lab.rows import AttemptRow
+from lab.rows import NOT_REACHED, AttemptRow
 from lab.samples import TELEMETRY_SCHEMA
 from qgemm_mx import build
 from qgemm_mx.build import BuildRecord
@@ -444,7 +444,7 @@ def not_reached(partial: PartialCampaign, points: Sequence[Point], log: Log) -> 
         shape = point.shape
         place = {"shape": shape["name"], "N": shape["N"], "K": shape["K"], "M": point.m}
         with partial.attempt("point", **place) as attempt:
-            attempt.refused("not reached: the minutes of the campaign were used up")
+            attempt.refused(NOT_REACHED)
     log(f"the campaign is closed without {len(left)} points")
 
 

@@ -8,6 +8,7 @@ frozen protocol prescribes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from lab.derived import derived, is_derived
 from lab.device import THROTTLE_REASONS
 from lab.plan import Point
 from lab.registry import Problem
-from lab.rows import INVALID_BY_DESIGN, PEER_FAMILY, CampaignError, name_of
+from lab.rows import INVALID_BY_DESIGN, PEER_FAMILY, CampaignError, name_of, not_reached
 from qgemm_mx.formats import weight_bytes
 
 FOLDER = select.CAMPAIGNS
@@ -57,6 +58,7 @@ SEE = "see what is said of "  # the campaign: its reasons are given once, not wi
 MOST_REASONS = 8  # of one campaign, the rest is counted
 MOST_LETTERS = 600  # of one reason
 POINT = ["shape", "N", "K", "M", "regime"]
+CLOSING = "closing"  # of a protocol whose campaigns their minutes may end
 
 Rules = Callable[[Path, Path], Sequence[Problem]]
 
@@ -132,7 +134,8 @@ def problems(repo: Path, folder: Path) -> list[Problem]:
         if plan is not None and record["kind"] == "campaign":  # a pilot may be a part
             shapes = files.read_json(repo / "prereg" / "shapes.json")["shapes"]
             points = PLANNED[record["rung"]]
-            reasons += point_problems(frozen[0], shapes, record["cells"], points)
+            lost = not_reached(record["attempts"])
+            reasons += point_problems(frozen[0], shapes, record["cells"], points, lost)
         reasons += span_problems(legs)
         reasons += drop_problems(frozen[0], legs, readings)
     return [Problem(status, name, reason) for status, reason in found] + [
@@ -157,11 +160,11 @@ def source_problems(repo: Path, said: Mapping[str, Any]) -> Iterator[tuple[str, 
     """Whether the commit that a campaign names has the source files that it measured. Yields (status, reason).
 
     Without git where it was measured, the stated commit stands in: its digest proves it all the same. One measured on
-    a changed tree has a verdict of its own, DEVIATED, and cannot be recomputed.
+    a changed tree that no commit has (`source.measured_commit`) has a verdict of its own, DEVIATED.
     """
-    if said["dirty"]:
+    commit = source.measured_commit(repo, said)
+    if said["dirty"] and commit is None:
         return
-    commit = said["commit"] or said.get("stated_commit")
     if commit is None:
         yield "UNVERIFIABLE", "records no commit that its source could be recomputed from"
         return
@@ -290,6 +293,22 @@ def counter_problems(
                 yield f"counter {TOTAL} of {name_of(place)} is {group[TOTAL]:g}, but its opcodes add up to {right:g}"
 
 
+def closed(folder: Path) -> str | None:
+    """A note on a campaign that its minutes ended; None where its plan was measured to the end."""
+    try:
+        record = seal.read_json(folder / seal.CAMPAIGN)
+        lost = not_reached(record["attempts"])
+        taken = {tuple(cell[k] for k in POINT[:-1]) for cell in record["cells"]}
+    except (CampaignError, LookupError, TypeError):
+        return None
+    if not lost:
+        return None
+    return (
+        f"{folder.name}: closed by its minutes, {len(lost)} of {len(lost) + len(taken)} points of its plan were not "
+        f"reached, the first {_place(lost[0])}; a claim about any of them is not judged by it"
+    )
+
+
 def without_legs(folder: Path) -> str | None:
     """A note on the constants of a campaign that no leg stands behind; None where there are none."""
     try:
@@ -344,11 +363,13 @@ def point_problems(
     shapes: Sequence[Mapping[str, Any]],
     cells: Sequence[Mapping[str, Any]],
     points: Callable[..., Sequence[Point]] = plan_r1.points,
+    lost: Sequence[tuple[Any, ...]] = (),
 ) -> Iterator[str]:
     """Points and arms that are in a campaign and not in the plan of its protocol, or the reverse.
 
     points: what makes the plan of the rung. Which peers could run is the machine's matter: a peer that is missing has
-    an attempt, and is no problem here.
+    an attempt, and is no problem here. lost: points recorded as not reached, see `lab.rows.not_reached`; they may be
+    missing where the protocol has `closing`.
     """
     peers: dict[str, dict[str, None]] = {}
     measured: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
@@ -364,7 +385,9 @@ def point_problems(
     }
     for place in sorted(set(measured) - set(planned)):
         yield f"{_place(place)} is no point of the plan"
-    if missing := sorted(set(planned) - set(measured)):
+    yield from _closing_problems(frozen, list(planned), measured, lost)
+    allowed = set(lost) if CLOSING in frozen else set()
+    if missing := sorted(set(planned) - set(measured) - allowed):
         yield f"{len(missing)} points of the plan are missing, the first {_place(missing[0])}"
     for place in sorted(set(planned) & set(measured)):
         for arm in sorted(measured[place] - planned[place]):
@@ -372,6 +395,32 @@ def point_problems(
         lost = {a for a in planned[place] - measured[place] if not a[0].startswith(PEER_FAMILY)}
         for arm in sorted(lost):
             yield f"{_place(place)}: {' '.join(arm)} of the plan is missing"
+
+
+def _closing_problems(
+    frozen: Mapping[str, Any],
+    planned: Sequence[tuple[Any, ...]],
+    measured: Collection[tuple[Any, ...]],
+    lost: Sequence[tuple[Any, ...]],
+) -> Iterator[str]:
+    """Points recorded as not reached that no minutes can have cut off: these are the last of the frozen order."""
+    if lost and CLOSING not in frozen:
+        yield f"{len(lost)} points are recorded as not reached, which the protocol does not know"
+        return
+    for place, times in Counter(lost).items():
+        said = f"{_place(place)} is recorded as not reached"
+        if times > 1:
+            yield f"{said} {times} times"
+        if place in measured:
+            yield f"{said}, but was measured"
+        elif place not in planned:
+            yield f"{said}, but is no point of the plan"
+    cut = next((i for i, place in enumerate(planned) if place in lost), len(planned))
+    if later := [p for p in planned[cut:] if p in measured and p not in lost]:
+        yield (
+            f"{_place(later[0])} was measured, but {_place(planned[cut])}, before it in the frozen order, is recorded "
+            "as not reached"
+        )
 
 
 @dataclass(frozen=True)

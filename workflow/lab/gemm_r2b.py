@@ -1,7 +1,8 @@
 """What R2b measured of the matrix kernel: its cells beside the roofline, what `linear` launches, and crossings of M.
 
 The bound of a cell is the longer of two measured times: reading the bytes of the weight (the floor) and the products at
-the measured BF16 rate of the device. No kernel that multiplies in BF16 goes below either.
+the measured BF16 rate of the device. No kernel goes below the floor; that rate is of a long product at the power limit,
+so a kernel whose call is short, at a higher clock, may go below the bound.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ SEARCHED, BATCH_INVARIANT = f"{KERNEL}/searched", f"{KERNEL}/batch_invariant"
 #: The tabulated M, and M between them that are held against the next of these.
 MS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ODD_MS = (33, 65, 100, 129, 257)
+#: M of the decode points at which `linear` is timed too; a step in M leads from each M to the next of both.
+DECODE_MS = (1, 2, 4, 8)
+LADDER = (*DECODE_MS, *MS)
+#: M at which all plans are searched on every shape; the first shape has one more.
+SEARCHED_MS, SEARCHED_TOO = (32, 128, 512), ("q_o_proj", 1024)
 #: The shape that is no multiple of a tile, and the aligned one of nearly the same size.
 RAGGED, NEIGHBOUR = "gpt_oss_2880", "neighbour_3072"
 #: From here on a call is prefill: products set its time, and power its clock.
@@ -35,7 +41,7 @@ SETS_THE_TIME = 0.8
 
 @dataclass(frozen=True)
 class Bound:
-    """What no BF16 kernel of a cell goes below. floor, tensor: log us; None where it is not known."""
+    """What a BF16 kernel of a cell is held against. floor, tensor: log us; None where it is not known."""
 
     floor: Estimate | None
     tensor: Estimate | None
@@ -171,6 +177,8 @@ def _crossing(
 ) -> Crossing:
     crossed = Crossover(tuple(ratios), tuple(ratios.values()))
     low, high = crossed.interval()
+    # Where the ratio rises again, the ends are those of the last crossing: they take in the first.
+    low, high = min(low, crossed.value), max(high, crossed.value)
     m = next((m for m, ratio in ratios.items() if ratio.mean <= 0), max(ratios))
     cell = cells[m]
     memory, tensor = parts(cell, bound_of(cell, peak))
@@ -228,7 +236,8 @@ def mechanism(
 def growths(cells: Sequence[ProductCell]) -> list[tuple[Point, int, Estimate]]:
     """(point at the larger M, the M before it, time there over time here) for tabulated M in a row of one shape.
 
-    cells: of one kernel in one format. The two points ran one after the other.
+    cells: of one kernel in one format. The two points ran one after the other. Where an M between them was not
+    reached there is no step.
     """
     by_shape: dict[str, list[ProductCell]] = {}
     for c in cells:
@@ -237,6 +246,8 @@ def growths(cells: Sequence[ProductCell]) -> list[tuple[Point, int, Estimate]]:
     for own in by_shape.values():
         own = sorted(own, key=lambda c: c.point.M)
         for before, after in zip(own, own[1:], strict=False):
+            if LADDER.index(after.point.M) - LADDER.index(before.point.M) != 1:
+                continue
             found.append((after.point, before.point.M, statistics.difference(after.time, before.time)))  # fmt: skip
     return found
 

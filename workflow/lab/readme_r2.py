@@ -107,7 +107,7 @@ def _bars(bars: pd.DataFrame) -> list[str]:
             observed,
             off_by(row["off"]) if observed != "-" else "-",
             row["status"],
-            cells_missed(int(row["cells"]), int(row["missed"]), int(row["undecided"]))
+            cells_missed(*(int(row[n]) for n in ("cells", "missed", "undecided", "planned")))
             if several
             else "",
         ]

@@ -14,7 +14,7 @@ from lab.gemm_r2b import KERNEL, MS
 from lab.page import absent
 from lab.readme_r2 import NAMES, wrapped
 from lab.report_r2 import cells_missed, name_of, off_by
-from lab.report_r2b import crossed, words
+from lab.report_r2b import crossed, faster_up_to, words
 
 NO_R2B = "No campaign of R2 from M = 16 to prefill (R2b) has been recorded yet."
 #: The tables that the block is made from.
@@ -26,7 +26,6 @@ BY_M = (
     ("bf16_mean", "mxfp4", "× BF16"),
     ("bf16_least", "mxfp4", "× BF16, slowest"),
     ("peers", "mxfp4", "× peers, slowest"),
-    ("peers", "nvfp4", "NVFP4: × peers, slowest"),
 )
 SIGNS = {MET: "", MISSED: " **missed**", UNDECIDED: " undecided", NOT_RUN: " NOT_RUN"}
 
@@ -41,13 +40,43 @@ def matrix(r2b: Mapping[str, pd.DataFrame]) -> str:
         "time in MXFP4, geometric mean of the shapes or the slowest of them; × bound is its time over that. Behind "
         "a number stands the bar, and what was not met; one without a bar is reported alone."
     )
+    if _at(cells[cells["kernel"] == KERNEL])["over_bound"].min() < 1:
+        lines += ["", *wrapped(BELOW)]
+    if said := _not_measured(cells, bars):
+        lines += ["", *wrapped(said)]
     lines += ["", *_by_m(cells, bars), "", *_others(bars)]
     said = _crossings(r2b["r2b_crossover"])
     lines += ["", *wrapped(said)] if said else []
     return "\n".join([*lines, *_misses(bars)])
 
 
-HEAD = ("M", "MXFP4: × bound", *(title for *_, title in BY_M), "NVFP4: × FP8", "NVFP4: × BF16")
+def _not_measured(cells: pd.DataFrame, bars: pd.DataFrame) -> str:
+    """What part of the shapes was measured, where that is not all."""
+    planned, shapes = _planned(bars), list(dict.fromkeys(_of_the_set(cells)["shape"]))
+    if not planned or not (bars["planned"] > bars["cells"]).any():
+        return ""
+    return (
+        f"The minutes of the campaign ended it before its plan: measured are {len(shapes)} of {planned} shapes "
+        f"({', '.join(shapes)}). Means are over those. A bar with cells that were not measured is never met: it is "
+        "missed by those that were, or undecided."
+    )
+
+
+def _planned(bars: pd.DataFrame) -> int:
+    """Number of shapes that a mean was to be over; 0 where no bar says so."""
+    own = bars.loc[bars["bar"].str.startswith("bf16_mean"), "planned"].dropna()
+    return int(own.max()) if len(own) else 0
+
+
+BELOW = "The BF16 rate of the bound is that of a long product at the power limit: a short call can take less."
+HEAD = (
+    "M",
+    "shapes",
+    "MXFP4: × bound",
+    *(title for *_, title in BY_M),
+    "NVFP4: × FP8",
+    "NVFP4: × BF16",
+)
 
 
 def _by_m(cells: pd.DataFrame, bars: pd.DataFrame) -> list[str]:
@@ -55,11 +84,14 @@ def _by_m(cells: pd.DataFrame, bars: pd.DataFrame) -> list[str]:
     own = cells[(cells["kernel"] == KERNEL) & cells["M"].isin(MS)]
     known = _at(own)
     judged = bars[bars["row"] == "bar"].set_index(["bar", "format"])
+    planned, set_of = _planned(bars), _of_the_set(own[own["format"] == "mxfp4"])
     for m in sorted(own["M"].unique()):
-        parts = [str(m), _mean(known, "mxfp4", m, "over_bound")]
+        n = set_of.loc[set_of["M"] == m, "shape"].nunique()
+        shapes = f"{n} of {planned}" if n < planned else str(n)
+        parts = [str(m), shapes, _mean(known, "mxfp4", m, "over_bound")]
         for kind, fmt, _ in BY_M:
             column = {"fp8_mean": "over_fp8", "bf16_mean": "over_bf16"}.get(kind)
-            parts.append(_judged(judged, f"{kind}.m{m}", fmt, _mean(known, fmt, m, column)))
+            parts.append(_judged(judged, f"{kind}.m{m}", fmt, _mean(known, fmt, m, column), n))
         parts += [_mean(known, "nvfp4", m, name) for name in ("over_fp8", "over_bf16")]
         lines.append(f"| {' | '.join(parts)} |")
     return lines
@@ -68,9 +100,14 @@ def _by_m(cells: pd.DataFrame, bars: pd.DataFrame) -> list[str]:
 def _at(cells: pd.DataFrame) -> pd.DataFrame:
     """Geometric means by format and M, over the shapes of the set: those with FP8 or BF16 beside them."""
     names = ["over_fp8", "over_bf16", "over_bound"]
-    own = cells[cells["over_fp8"].notna() | cells["over_bf16"].notna()]
+    own = _of_the_set(cells)
     logs = own[["format", "M"]].assign(**{name: np.log(own[name].astype(float)) for name in names})
     return np.exp(logs.groupby(["format", "M"])[names].mean())
+
+
+def _of_the_set(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells of the shapes of the set."""
+    return cells[cells["over_fp8"].notna() | cells["over_bf16"].notna()]
 
 
 def _mean(known: pd.DataFrame, fmt: str, m: int, name: str | None) -> str:
@@ -79,15 +116,19 @@ def _mean(known: pd.DataFrame, fmt: str, m: int, name: str | None) -> str:
     return f"{known.loc[(fmt, m), name]:.2f}"
 
 
-def _judged(bars: pd.DataFrame, name: str, fmt: str, mean: str) -> str:
-    """The number that a bar judges, the bar, and whether it is met; else the mean."""
+def _judged(bars: pd.DataFrame, name: str, fmt: str, mean: str, shapes: int) -> str:
+    """The number that a bar judges, the bar, and whether it is met; else the mean.
+
+    shapes: those measured at this M; where a bar has fewer cells, their number is said.
+    """
     if (name, fmt) not in bars.index:
         return mean
     row = bars.loc[(name, fmt)]
     if absent(row["observed"]):
         return NOT_RUN
     side = "≥" if row["direction"] == "above" else "≤"
-    return f"{row['observed']:.2f} ({side} {row['limit']:g}){SIGNS[row['status']]}"
+    few = f" ({int(row['cells'])} cells)" if row["cells"] < shapes else ""
+    return f"{row['observed']:.2f} ({side} {row['limit']:g}){SIGNS[row['status']]}{few}"
 
 
 def _others(bars: pd.DataFrame) -> list[str]:
@@ -101,8 +142,9 @@ def _others(bars: pd.DataFrame) -> list[str]:
         if not absent(row["observed"]):
             low, high = row["observed_low"], row["observed_high"]
             seen = f"{row['observed']:.3f} ({low:.3f} to {high:.3f})"
-        several = not absent(row["cells"]) and row["cells"] > 1
-        counts = [int(row[name]) for name in ("cells", "missed", "undecided")] if several else []
+        several = not absent(row["planned"]) and row["planned"] > 1
+        names = ("cells", "missed", "undecided", "planned")
+        counts = [int(row[name]) for name in names] if several else []
         side = "≥" if row["direction"] == "above" else "≤"
         name = name_of(words()["bars"], row["bar"])
         parts = [name, _format(row), f"{side} {row['limit']:g}", seen, row["status"]]
@@ -120,12 +162,13 @@ def _crossings(crossings: pd.DataFrame) -> str:
     for against, rows in crossings.groupby("against", sort=False):
         values = sorted(rows["crossing_m"])
         ms = (int(rows["m_lowest"].min()), int(rows["m_highest"].max()))
-        low, middle, high = (crossed(values[i], ms) for i in (0, len(values) // 2, -1))
+        low, high = (crossed(values[i], ms) for i in (0, -1))
+        middle = faster_up_to(values[len(values) // 2], ms)
         mechanisms = rows["mechanism"].value_counts()
         why = ", ".join(f"{name} on {n}" for name, n in sorted(mechanisms.items()))
+        ends = f"; {low} to {high}" if low != high else ""
         parts.append(
-            f"faster than `{against}` up to M = {middle} (median of {len(values)} shapes; {low} to {high}; what sets "
-            f"its time there: {why})"
+            f"faster than `{against}` {middle} (median of {len(values)} shapes{ends}; what sets its time there: {why})"
         )
     return f"`{LINEAR}` in MXFP4 is {'; '.join(parts)}." if parts else ""
 

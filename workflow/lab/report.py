@@ -39,6 +39,8 @@ from lab.analysis_r2 import Analysis as AnalysisR2
 from lab.analysis_r2b import Analysis as AnalysisR2b
 from lab.files import write_text
 from lab.page import BLANK, Row, Tables, absent, number, span, text, with_interval
+from lab.r1_words import count
+from lab.rows import NOT_REACHED, not_reached
 from lab.rungs import RUNGS, rung_of
 from qgemm_mx.formats import DENSE_BYTES
 
@@ -1023,9 +1025,10 @@ def _failed_checks(kit: Tables, ordered: Sequence[Mapping]) -> dict:
 def _attempts(kit: Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
     rows, tried = [], 0
     for campaign in ordered:
+        lost = not_reached(campaign["attempts"])
         for a in campaign["attempts"]:
             tried += 1
-            if (a["status"] == "ok") != ok:
+            if (a["status"] == "ok") != ok or a["reason"] == NOT_REACHED:
                 continue
             cell = [text(a.get(k)) for k in ("kernel", "format", "shape") if not absent(a.get(k))]
             cell += [f"M={a['M']}"] if not absent(a.get("M")) else []
@@ -1037,6 +1040,17 @@ def _attempts(kit: Tables, ordered: Sequence[Mapping], *, ok: bool) -> dict:
                     "reason": text(a["reason"]),
                     "started": a["started_utc"],
                     "seconds": number(a["seconds"]),
+                    "campaign": campaign["id"],
+                }
+            )
+        if lost and not ok:  # many, of one reason and moment
+            rows.append(
+                {
+                    "what": f"{count(len(lost), 'point')} of {', '.join(dict.fromkeys(p[0] for p in lost))}",
+                    "status": "refused",
+                    "reason": NOT_REACHED,
+                    "seconds": BLANK,
+                    "started": BLANK,
                     "campaign": campaign["id"],
                 }
             )

@@ -229,9 +229,13 @@ def off_by(off: float | None) -> str:
     return f"{'' if said.startswith('-') else '+'}{said} %".replace("-", "−")
 
 
-def cells_missed(cells: int, missed: int, undecided: int) -> str:
-    """`6 of 135, 1 undecided`."""
-    return f"{missed} of {cells}" + (f", {undecided} undecided" if undecided else "")
+def cells_missed(cells: int, missed: int, undecided: int, planned: int = 0) -> str:
+    """`6 of 135, 1 undecided, 3 not measured`. planned: cells that there were to be."""
+    if not cells:
+        return f"none of {planned} measured"
+    parts = [f"{missed} of {cells}", f"{undecided} undecided" if undecided else ""]
+    parts.append(f"{planned - cells} not measured" if planned > cells else "")
+    return ", ".join(filter(None, parts))
 
 
 def name_of(names: Mapping[str, str], bar: str) -> str:
@@ -262,7 +266,7 @@ def bar_table(
                 "r2_verdict": judged.get(bar.claim, BLANK) if bar.claim else BLANK,
                 "r2_cells": BLANK
                 if bar.planned < 2
-                else cells_missed(bar.cells, bar.missed, bar.undecided),
+                else cells_missed(bar.cells, bar.missed, bar.undecided, bar.planned),
                 "r2_worst": f"{worst.shape} M = {worst.M}" if worst else BLANK,
                 "r2_off": off_by(bar.off),
             }

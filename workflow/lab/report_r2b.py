@@ -29,7 +29,7 @@ from lab.plan import BASELINES, FLOOR, PEER
 from lab.plan_r2b import is_ablation
 from lab.product_cells import FORMATS, ProductCell
 from lab.production import BF16, FP8, REGIMES
-from lab.r1_words import constant, count, observed, percent, pick
+from lab.r1_words import constant, count, listed, observed, percent, pick
 from lab.report_r2 import Figure, format_name, interval_of
 from lab.statistics import Estimate
 from qgemm_mx import gemm_plan
@@ -39,6 +39,8 @@ WORDS = Path(__file__).parent / "templates" / "words_r2b.json"
 SOURCE_RIDGE_M, SOURCE_OF_FLOOR, SOURCE_MOST_M = 44, 85, 16
 SOURCE_SPEED, SOURCE_SPEED_M = 1.5, 4
 SOURCE_FALLS = {1.2: 32, 1.0: 64}
+#: Shapes of the frozen set.
+FROZEN_SHAPES = 6
 
 
 def words() -> dict[str, Any]:
@@ -98,6 +100,7 @@ def section(
         "campaign": found.campaign,
         "decode": found.decode,
         "facts": facts(found),
+        "closed": closed(found),
         "figures": drawn,
         "bars": report_r2.bar_table(kit, said, found.bars, judged, "The bars of the matrix kernel"),
         "reasons": report_r2.reasons(said, found.bars),
@@ -114,7 +117,7 @@ def section(
             kit, found.speeds, REGIMES[:1], f"{LINEAR}: means over the shapes, cold", LINEAR
         ),
         "choices": choice_table(kit, found.choices),
-        "regret_line": report_r2.regret_line(found.constants.found.get(REGRET), found.regrets),
+        "regret_line": regret_line(found),
         "regret": report_r2.regret_table(kit, found.regrets),
         "crossings": crossing_table(kit, found.crossings),
         "source": source_table(kit, found),
@@ -128,6 +131,41 @@ def section(
         "peak": _peak(found),
         "missing": report_r2.missing_table(kit, found.constants),
     }
+
+
+def closed(found: Analysis) -> str:
+    """Which points the minutes of the campaign did not reach, and what follows; empty where the plan is whole."""
+    if not found.lost:
+        return ""
+    there = {c.point.shape for c in found.cells}
+    by_shape: dict[str, list[int]] = {}
+    for shape, _, _, m in found.lost:
+        by_shape.setdefault(shape, []).append(m)
+    whole = [shape for shape in by_shape if shape not in there]
+    parts = [f"{listed(whole)} at every M"] if whole else []
+    parts += [
+        f"{shape} at M = {', '.join(map(str, sorted(ms)))}"
+        for shape, ms in by_shape.items()
+        if shape in there
+    ]
+    return (
+        f"The minutes of this campaign ended it before its plan: {len(found.lost)} of {found.taken + len(found.lost)} "
+        f"points were not reached ({'; '.join(parts)}). A claim about any of them is NOT_RUN. A bar with cells that "
+        "were not measured is never met: it is missed by those that were, or undecided. A mean is over the shapes that "
+        "were measured, and its table says how many."
+    )
+
+
+def regret_line(found: Analysis) -> str:
+    """The regret over all cells; where some were not reached, that it is not known, and what the others give."""
+    why = found.constants.missing.get(REGRET)
+    if why is None or not found.regrets:
+        return report_r2.regret_line(found.constants.found.get(REGRET), found.regrets)
+    mean = statistics.geomean([r.ratio for r in found.regrets])
+    return (
+        f"Of the dispatch choice over the fastest plan of an exhaustive search, {why}: the bar is not judged. The "
+        f"{count(len(found.regrets), 'point')} that were give {observed(mean)} in geometric mean."
+    )
 
 
 def of_the_plan(found: Analysis) -> list[ProductCell]:
@@ -170,7 +208,7 @@ def facts(found: Analysis) -> list[dict[str, str]]:
                 {
                     "value": f"{number(first.observed.value)} × {rival} at M = {m}",
                     "text": f"is the speed over cuBLASLt {rival} in MXFP4, geometric mean of "
-                    f"{count(first.cells, 'shape')} ({interval_of(first.observed)}; the bar is {first.limit:g})."
+                    f"{_of(first.cells, first.planned)} ({interval_of(first.observed)}; the bar is {first.limit:g})."
                     + (f" At other M: {rest}." if rest else ""),
                 }
             )
@@ -178,13 +216,17 @@ def facts(found: Analysis) -> list[dict[str, str]]:
         own = [x for x in found.crossings if x.against == against]
         if own:
             values = sorted((x.value, x.shape) for x in own)
-            middle = values[len(values) // 2][0]
+            middle, ms = values[len(values) // 2][0], own[0].ms
+            low, high = (crossed(values[i][0], ms) for i in (0, -1))
+            ends = (
+                ""
+                if low == high
+                else f" (lowest {low} on {values[0][1]}, highest {high} on {values[-1][1]})"
+            )
             out.append(
                 {
-                    "value": f"faster than {rival} up to M = {crossed(middle, own[0].ms)}",
-                    "text": f"is {LINEAR} in MXFP4, median of {count(len(own), 'shape')} (lowest "
-                    f"{crossed(values[0][0], own[0].ms)} on {values[0][1]}, highest "
-                    f"{crossed(values[-1][0], own[0].ms)} on {values[-1][1]}).",
+                    "value": f"faster than {rival} {faster_up_to(middle, ms)}",
+                    "text": f"is {LINEAR} in MXFP4, median of {count(len(own), 'shape')}{ends}.",
                 }
             )
     return out
@@ -200,6 +242,18 @@ def crossed(value: float, ms: Sequence[int]) -> str:
     if value == 0:
         return f"under {min(ms)}"
     return f"over {max(ms)}" if math.isinf(value) else f"{value:.0f}"
+
+
+def faster_up_to(value: float, ms: Sequence[int]) -> str:
+    """`up to M = 123`, or that it is at no M or at every M that was measured."""
+    if value == 0:
+        return f"at no M from {min(ms)} on"
+    return f"at every M up to {max(ms)}" if math.isinf(value) else f"up to M = {value:.0f}"
+
+
+def _of(cells: int, planned: int) -> str:
+    """`9 shapes`, `6 of 9 shapes`."""
+    return count(cells, "shape") if cells >= planned else f"{cells} of {planned} shapes"
 
 
 # ---- cells and dispatch ------------------------------------------------------------------------------------------
@@ -325,7 +379,11 @@ def source_table(kit: Tables, found: Analysis) -> dict:
             what = f"M at which the speed over FP8 falls under {level:g}"
             add(what, f"about {m}", falls_under(speeds, level))
     keys = ("r2b_what", "r2b_source", "r2b_seen")
-    caption = f"The source's predictions (P2, P3) and {LINEAR} in MXFP4 on the frozen shapes, geometric means"
+    used = max((int(row["shapes"]) for row in (*floors.values(), *speeds.values())), default=0)
+    caption = (
+        f"The source's predictions (P2, P3) and {LINEAR} in MXFP4, geometric means of "
+        f"{_of(used, FROZEN_SHAPES)} of the frozen set"
+    )
     return kit.table(keys, rows, caption, f"{LINEAR} was not timed.")
 
 
@@ -358,7 +416,7 @@ def power_table(kit: Tables, found: Analysis) -> dict:
     ]  # fmt: skip
     assert not any(is_ablation(row["r2b_arm"]) for row in rows)
     keys = ("r2b_arm", "r2_format", "r2_m", "r2b_clock", "r2b_power", "r2b_capped", "r2b_readings")
-    caption = "Clock and power of the prefill legs, medians over all shapes"
+    caption = "Clock and power of the prefill legs, medians over the shapes measured"
     return kit.table(keys, rows, caption, "No reading fell into a leg of prefill.")
 
 
@@ -367,5 +425,5 @@ def _whole(value: float | None) -> str:
 
 
 __all__ = [
-    "ablation_plan", "crossed", "facts", "falls_under", "figures", "section", "words",
+    "ablation_plan", "closed", "crossed", "facts", "falls_under", "faster_up_to", "figures", "section", "words",
 ]  # fmt: skip

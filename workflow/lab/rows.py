@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -280,6 +280,23 @@ class AttemptRow:
         """A row from its JSON value."""
         closed(value, cls, "attempt")
         return cls(**value)
+
+
+#: Why a point of a closed campaign is not there: what its attempt says, in a protocol that has `closing`.
+NOT_REACHED = "not reached: the minutes of the campaign were used up"
+
+
+class NotReached(str):
+    """Why a constant is missing: points behind it were not reached, so no older campaign stands in either."""
+
+
+def not_reached(attempts: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int, int]]:
+    """Points (shape, N, K, M) that the minutes of a closed campaign did not reach, in the order of the journal."""
+    return [
+        (a["shape"], a["N"], a["K"], a["M"])
+        for a in attempts
+        if (a["stage"], a["status"], a["reason"]) == ("point", "refused", NOT_REACHED)
+    ]
 
 
 def to_json(row: CellRow | CheckRow | AttemptRow) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from lab.rows import NOT_REACHED
+
 #: Every run of the measuring process begins with this stage, and ends with an attempt of these states at the latest.
 OPENING_STAGE = "occupancy"
 LAST_WORDS = ("crashed", "interrupted")
@@ -22,7 +24,9 @@ def sittings(attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     runs: list[list[Mapping[str, Any]]] = []
     for attempt in attempts:
-        ended = not runs or runs[-1][-1]["status"] in LAST_WORDS
+        # Minutes that end a campaign leave words about its points behind; a profiler pass may follow.
+        closes = attempt["reason"] == NOT_REACHED
+        ended = not runs or (runs[-1][-1]["status"] in LAST_WORDS and not closes)
         if ended or attempt["stage"] == OPENING_STAGE:
             runs.append([])
         runs[-1].append(attempt)

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -129,6 +130,28 @@ def matches_commit(repo: Path, commit: str, digest: str) -> bool | None:
     """Whether a commit's source files have this digest; None where that cannot be known (no git, no such commit)."""
     found = commit_digest(repo, commit)
     return None if found is None else found == digest
+
+
+def measured_commit(repo: Path, said: Mapping[str, Any]) -> str | None:
+    """The commit whose source files a campaign measured; None where none is known.
+
+    It is the recorded or stated one, but for a dirty tree: there it is the first commit after the recorded one with the
+    digest of that tree. A machine may get the files of a commit without its history, and its git then calls them
+    changes of an older commit.
+    """
+    commit = said.get("commit") or said.get("stated_commit")
+    if not said.get("dirty") or not commit:
+        return commit
+    return _commit_with_digest(Path(repo).resolve(), commit, said["tree_digest"])
+
+
+@cache
+def _commit_with_digest(repo: Path, after: str, digest: str) -> str | None:
+    listing = _git(repo, "rev-list", "--reverse", f"{after}..HEAD")
+    if listing is None:
+        return None
+    commits = listing.decode().split()
+    return next((c for c in commits if commit_digest(repo, c) == digest), None)
 
 
 def _digest(files: Mapping[str, str]) -> str:

@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 
 from lab import samples as legs
-from lab import statistics
+from lab import source, statistics
 from lab.claims import QUANTILES, TIMED, CellKey, Claim
 from lab.files import write_text
 from lab.registry import Problem
-from lab.rows import CampaignError
+from lab.rows import CampaignError, NotReached
 from lab.rungs import rung_of
 from lab.statistics import Crossover, Estimate, Extreme, Interval, Quantity, Recorded
 
@@ -191,6 +191,7 @@ class Evidence:
             "order": tuple(folder.name for _, folder, _ in loaded),
         }
         cells, blocks, checks = [], [], []
+        withheld: set[tuple[str, str]] = set()
         for _, folder, record in loaded:
             name = folder.name
             cells += [_flat_cell(name, row) for row in record["cells"]]
@@ -202,15 +203,19 @@ class Evidence:
                     found |= given
                     for key, why in lost.items():
                         evidence["missing"].setdefault(key, why)
+                        if isinstance(why, NotReached):
+                            withheld.add((rung_of(record["rung"]), key))
                 except (CampaignError, ValueError, LookupError, TypeError, AttributeError):
                     if name not in evidence["invalid"] and name not in evidence["tampered"]:
                         raise
                     evidence["uncomputed"].append((rung_of(record["rung"]), name))
             for key, constant in found.items():
+                if (rung_of(record["rung"]), key) in withheld:
+                    continue
                 sourced = {"campaign": name, **constant}
                 evidence["constants"].setdefault(key, sourced)
                 evidence["own_constants"].setdefault((rung_of(record["rung"]), key), sourced)
-            reason = _deviation(record, protocol_sha256)
+            reason = _deviation(record, protocol_sha256, folder)
             if reason:
                 evidence["deviations"][name] = reason
             if not record["settings_untouched"]:
@@ -246,14 +251,15 @@ def _flat_cell(campaign: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deviation(
-    record: Mapping[str, Any], frozen: str | Mapping[str, str | None] | None
+    record: Mapping[str, Any], frozen: str | Mapping[str, str | None] | None, folder: Path
 ) -> str | None:
     protocol_sha256 = frozen.get(record["rung"]) if isinstance(frozen, Mapping) else frozen
     if protocol_sha256 is not None and record["protocol_sha256"] != protocol_sha256:
         frozen_one = f"the frozen {protocol_sha256[:12]}" if protocol_sha256 else "frozen"
         return f"protocol {record['protocol_sha256'][:12]} is not {frozen_one}"
-    if record["source"].get("dirty"):
-        return "the source was dirty when it was measured"
+    repo = folder.resolve().parents[2]  # data/campaigns/ID
+    if record["source"].get("dirty") and source.measured_commit(repo, record["source"]) is None:
+        return "the source was dirty when it was measured, and no commit has its files"
     return None
 
 
