@@ -36,8 +36,15 @@ configfile: "workflow/config.yaml"
 # A single architecture or several, as they are typed on a command line.
 if isinstance(config["architectures"], str):
     config["architectures"] = config["architectures"].split(",")
-# On a command line null is text.
-config.update({name: None for name, value in config.items() if value == "null"})
+# On a command line null, true and false are text.
+WORDS = {"null": None, "true": True, "false": False}
+config.update(
+    {
+        name: WORDS[value]
+        for name, value in config.items()
+        if isinstance(value, str) and value in WORDS
+    }
+)
 
 with one_sentence(select.SelectError):
     select.check_settings(config, files.read_json(REPO / "workflow/schemas/config.schema.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,13 @@ def test_what_sets_the_time_at_a_crossing_is_a_rule_over_roofline_and_profile():
 def test_the_mechanism_names_the_first_that_takes_most_of_the_time(exact, memory, tensor, word):
     c = cell(exact, "mxfp4", "gate_up", 64)
     assert gemm_r2b.mechanism(c, memory, tensor, exact.profiles)[0] == word
+
+
+def test_no_profile_of_this_kernel_explains_a_call_of_another(exact):
+    c = replace(cell(exact, "mxfp4", "gate_up", 64), chosen="qgemv_mx_mxfp4_bf16_t16, 132 x 384")
+    word, why = gemm_r2b.mechanism(c, 0.3, 0.3, exact.profiles)
+    assert word == "not profiled" and why.endswith("qgemv_mx is launched, not profiled here")
+    assert gemm_r2b.mechanism(c, 0.9, 0.3, exact.profiles)[0] == "memory"
 
 
 def test_a_rival_that_is_never_faster_is_crossed_beyond_what_was_measured():

@@ -482,9 +482,9 @@ def fig_floor_fraction(
 
 
 def _of_most_shapes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one kernel at those M that at least half as many shapes have as the M with most: a line has no kinks."""
+    """Rows of one kernel at those M that more than half as many shapes have as the M with most: a line has no kinks."""
     shapes = rows.groupby("M")["shape"].transform("nunique")
-    return rows[2 * shapes >= shapes.max()]
+    return rows[2 * shapes > shapes.max()]
 
 
 def fig_roofline(

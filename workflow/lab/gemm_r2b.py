@@ -35,6 +35,7 @@ RAGGED, NEIGHBOUR = "gpt_oss_2880", "neighbour_3072"
 #: From here on a call is prefill: products set its time, and power its clock.
 PREFILL_M = 1024
 PEAK = "bf16_peak_tflops"
+NOT_PROFILED = "not profiled"  # as a mechanism
 #: Part of a call's time from which on reading or products set it.
 SETS_THE_TIME = 0.8
 
@@ -203,10 +204,10 @@ def mechanism(
     """What sets the time of a cell, by rule from the roofline and then from the profile; and the numbers in words.
 
     memory, tensor: as `parts`. A cell that neither sets is issue of instructions (dequantisation, and what feeds the
-    tensor cores) where the schedulers are busy, else latency.
+    tensor cores) where the schedulers are busy, else latency. Where another kernel was launched no profile here is its.
     """
-    p = cell.point
-    near = profile_r2.nearest(profiled, cell.format, p.N, p.K, p.M, KERNEL)
+    p, other = cell.point, launched(cell.chosen) not in ("", KERNEL)
+    near = None if other else profile_r2.nearest(profiled, cell.format, p.N, p.K, p.M, KERNEL)
     issue = near.values.get(ISSUE) if near else None
     said = "; ".join(
         f"{what} {100 * part:.0f} % of its time"
@@ -225,8 +226,9 @@ def mechanism(
     elif near is not None:
         word = "latency"
     else:
-        word = "not profiled"
+        word = NOT_PROFILED
     why = profile_r2.reason(near, p.N, p.K, p.M)
+    why = f"{launched(cell.chosen)} is launched, {why} here" if other else why
     return word, "; ".join(part for part in (said, why) if part)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.bars import MET, MISSED, NOT_RUN, UNDECIDED, split
 from lab.dispatch import LINEAR
-from lab.gemm_r2b import KERNEL, MS
+from lab.gemm_r2b import KERNEL, MS, NOT_PROFILED
 from lab.page import absent
 from lab.readme_r2 import NAMES, wrapped
 from lab.report_r2 import cells_missed, name_of, off_by
@@ -167,8 +167,11 @@ def _crossings(crossings: pd.DataFrame) -> str:
         mechanisms = rows["mechanism"].value_counts()
         why = ", ".join(f"{name} on {n}" for name, n in sorted(mechanisms.items()))
         ends = f"; {low} to {high}" if low != high else ""
+        why = (
+            f"; what sets its time there: {why}" if set(mechanisms.index) != {NOT_PROFILED} else ""
+        )
         parts.append(
-            f"faster than `{against}` {middle} (median of {len(values)} shapes{ends}; what sets its time there: {why})"
+            f"faster than `{against}` {middle} (median of {len(values)} shapes{ends}{why})"
         )
     return f"`{LINEAR}` in MXFP4 is {'; '.join(parts)}." if parts else ""
 

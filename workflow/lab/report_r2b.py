@@ -120,6 +120,7 @@ def section(
         "regret_line": regret_line(found),
         "regret": report_r2.regret_table(kit, found.regrets),
         "crossings": crossing_table(kit, found.crossings),
+        "mechanisms": mechanism_table(kit, found.crossings),
         "source": source_table(kit, found),
         "steps": report_r2.step_table(kit, found.steps, plan),
         "elements": report_r2.element_table(kit, found.elements),
@@ -318,16 +319,31 @@ def crossing_table(kit: Tables, crossings: Sequence[Crossing]) -> dict:
             "r2b_memory": percent(x.memory),
             "r2b_tensor_part": percent(x.tensor),
             "r2b_mechanism": x.mechanism,
-            "r2_reason": x.why,
         }
         for x in crossings
     ]
     keys = (
         "r2_shape", "r2b_against", "r2b_crossing", "r2b_crossing_ends", "r2b_mechanism", "r2b_at_m", "r2b_ratio",
-        "r2b_memory", "r2b_tensor_part", "r2_reason",
+        "r2b_memory", "r2b_tensor_part",
     )  # fmt: skip
     caption = f"The M at which {LINEAR} in MXFP4 stops being faster"
     return kit.table(keys, rows, caption, f"{LINEAR} was not timed over M.")
+
+
+def mechanism_table(kit: Tables, crossings: Sequence[Crossing]) -> dict:
+    """What each mechanism of a crossing follows from."""
+    rows = [
+        {
+            "r2_shape": x.shape,
+            "r2b_against": x.against,
+            "r2b_at_m": str(x.m),
+            "r2b_mechanism": x.mechanism,
+            "r2_reason": x.why,
+        }
+        for x in crossings
+    ]
+    keys = ("r2_shape", "r2b_against", "r2b_at_m", "r2b_mechanism", "r2_reason")
+    return kit.table(keys, rows, "What the mechanisms follow from", "")
 
 
 def _means(found: Analysis, against: str) -> dict[int, Mapping[str, Any]]:
