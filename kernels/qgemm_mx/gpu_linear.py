@@ -10,8 +10,8 @@ where that is faster (`gemm_plan.takes_gemm`). FP16, a weight whose scales are f
 calls whose bits must not depend on M stay with qgemv_mx.
 
 Repeats. A call gives the same bits each time, with one exception: where blocks of qgemm_mx share jobs
-(`GemmPlan.streamed`) their sums meet in a workspace of the stream, of which a device has four. A dependent launch, and a
-launch on a fifth stream, take all jobs whole: their sums are added in another order. A captured graph keeps the
+(`GemmPlan.streamed`) their sums meet in a workspace of the stream, of which a device has four. A dependent launch, and
+a launch on a fifth stream, take all jobs whole: their sums are added in another order. A captured graph keeps the
 workspace of the stream that it was captured on: it must not run beside other calls of that stream.
 
 Graph capture. Everything that can be done ahead is done in `pack_weight`: cubins are compiled and loaded, shared

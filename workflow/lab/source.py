@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +19,7 @@ from lab import files
 from lab.select import KERNEL_SOURCES, kernels_digest
 
 COMMIT_VARIABLE = "QGEMM_MX_COMMIT"
+TREES = Path("data", "measured_trees.json")  # tree digest -> commit
 # What decides a measurement. Data, reports, tests and prose are left out: they may change afterwards.
 FILES = ("Snakefile", "pyproject.toml", "environment.yml")
 FILE_PATTERN = re.compile(r"requirements[^/]*\.txt")
@@ -135,23 +135,14 @@ def matches_commit(repo: Path, commit: str, digest: str) -> bool | None:
 def measured_commit(repo: Path, said: Mapping[str, Any]) -> str | None:
     """The commit whose source files a campaign measured; None where none is known.
 
-    It is the recorded or stated one, but for a dirty tree: there it is the first commit after the recorded one with the
-    digest of that tree. A machine may get the files of a commit without its history, and its git then calls them
-    changes of an older commit.
+    It is the recorded or stated one, but for a dirty tree: there it is the one that TREES names for the digest of that
+    tree. A machine may get the files of a commit without its history, and its git then calls them changes of an older
+    commit. The audit recomputes the digest from the commit that is named, as for one that was stated.
     """
-    commit = said.get("commit") or said.get("stated_commit")
-    if not said.get("dirty") or not commit:
-        return commit
-    return _commit_with_digest(Path(repo).resolve(), commit, said["tree_digest"])
-
-
-@cache
-def _commit_with_digest(repo: Path, after: str, digest: str) -> str | None:
-    listing = _git(repo, "rev-list", "--reverse", f"{after}..HEAD")
-    if listing is None:
-        return None
-    commits = listing.decode().split()
-    return next((c for c in commits if commit_digest(repo, c) == digest), None)
+    if not said.get("dirty"):
+        return said.get("commit") or said.get("stated_commit")
+    named = Path(repo, TREES)
+    return files.read_json(named).get(said["tree_digest"]) if named.is_file() else None
 
 
 def _digest(files: Mapping[str, str]) -> str:
