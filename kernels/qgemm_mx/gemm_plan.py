@@ -547,7 +547,8 @@ class Step(NamedTuple):
 
 
 # Steps from a plain kernel to the product: id, what the step changes, time over that of the step before as it was
-# predicted before any of them was timed. Each keeps what those before it changed.
+# predicted before the campaign. Each keeps what those before it changed. The chain itself had not been timed then, but
+# tiles, splits of K and streamed jobs had been, one by one, in development: those predictions are not blind.
 ABLATION_STEPS = (
     (
         "step0",
