@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from typing import TYPE_CHECKING, Any
 
-from .device import TENSOR_MAP_ALIGNMENT, Device, TensorMap, launch_config
+from .device import TENSOR_MAP_ALIGNMENT, TensorMap, launch_config
 from .gemm_plan import GemmPlan, inverse
 from .gemv_launch import Launch, fitting
 from .gemv_layout import CHUNK, gemv_layout
@@ -14,8 +14,9 @@ from .gemv_layout import CHUNK, gemv_layout
 if TYPE_CHECKING:
     from .gpu_linear import LinearWeight
 
-# The structure that every entry of qgemm_mx.cu takes, in order. Those of OF_A_CALL are written by each call, n, k and
-# tile_bytes are the weight's, UNUSED are zeros, any other is the attribute of the plan that has its name.
+# The structure that every entry of qgemm_mx.cu takes, in order. Those of OF_A_CALL are written by each call, n, k,
+# tile_bytes and slices_inverse are the weight's, UNUSED are zeros, any other is the attribute of the plan that has its
+# name.
 MATRIX_ARGUMENTS = {
     "weight": c_uint64,
     "tile_bytes": c_uint32,
@@ -75,9 +76,8 @@ def _structure(arguments: dict[str, Any]) -> type[ctypes.Structure]:
 MatrixArguments = _structure(MATRIX_ARGUMENTS)
 
 MXFP4_LARGEST_CODE = 193  # from 194 on a code that is stored 62 ahead begins again at 0
-MXFP4_PLAIN_CODE = (
-    128  # up to it scale x 2^126, which makes up for the 2^-126 of elements, is a BF16
-)
+# Up to it scale x 2^126, which makes up for the 2^-126 of elements, is a BF16.
+MXFP4_PLAIN_CODE = 128
 
 
 def operand_range(format: str, least: int, largest: int) -> tuple[int, bool]:
@@ -115,20 +115,10 @@ class MatrixLaunch(Launch):
     SOURCE = "qgemm_mx"
     plan: GemmPlan
 
-    def __init__(
-        self,
-        plan: GemmPlan,
-        function: Any,
-        format: str,
-        n: int,
-        k: int,
-        activation: str,
-        device: Device,
-    ):
-        self.plan, self.format, self.n, self.k, self.activation = plan, format, n, k, activation
-        self.function, self.device = function, device  # the function keeps its module loaded
+    def _prepare(self) -> None:
+        plan, n, k = self.plan, self.n, self.k
         self._box = (CHUNK, plan.tokens // plan.share)
-        layout = gemv_layout(format, n, k)
+        layout = gemv_layout(self.format, n, k)
         of_weight = {
             "n": n,
             "k": k,
@@ -140,10 +130,10 @@ class MatrixLaunch(Launch):
             for name, kind in MATRIX_ARGUMENTS.items()
             if name not in (*OF_A_CALL, *UNUSED)
         }
-        self._free = [self._slot()]
 
-    def enqueue(
+    def _send(
         self,
+        slot: _Slot,
         weight: LinearWeight,
         bias: int,
         x: int,
@@ -154,11 +144,6 @@ class MatrixLaunch(Launch):
         stream: int,
         programmatic: bool,
     ) -> None:
-        """`__call__` without its checks."""
-        try:
-            slot = self._free.pop()  # one step, so no two threads get the same
-        except IndexError:  # more threads are in here than ever before
-            slot = self._slot()
         a = slot.arguments
         a.weight, a.row_scale, a.bias = weight.pointer, weight.scale_pointer, bias
         a.scale_offset, a.factor = weight.operand_scale
@@ -171,18 +156,11 @@ class MatrixLaunch(Launch):
             a.partial, a.arrived = workspace or (0, 0)
         config = slot.programmatic if programmatic else slot.plain
         config.hStream = stream
-        try:
-            if slot.seen != (x, m, x_stride):
-                slot.seen = None
-                self.device.encode_map(slot.map, x, (self.k, m), 2 * x_stride, self._box)
-                slot.seen = (x, m, x_stride)
-            self.device.enqueue_as(config, self.function.ptr, slot.address)
-        except RuntimeError:
-            if not self.device.attach():
-                raise
-            # It was this thread's first use of CUDA, and without a context.
-            self.enqueue(weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
-        self._free.append(slot)
+        if slot.seen != (x, m, x_stride):
+            slot.seen = None
+            self.device.encode_map(slot.map, x, (self.k, m), 2 * x_stride, self._box)
+            slot.seen = (x, m, x_stride)
+        self.device.enqueue_as(config, self.function.ptr, slot.address)
 
     def _slot(self) -> _Slot:
         slot, size = _Slot(), ctypes.sizeof(MatrixArguments)

@@ -82,12 +82,16 @@ class Launch:
     ):
         self.plan, self.format, self.n, self.k, self.activation = plan, format, n, k, activation
         self.function, self.device = function, device  # the function keeps its module loaded
+        self._prepare()
+        self._free = [self._slot()]
+
+    def _prepare(self) -> None:
+        """What all slots share."""
         self._constants = {
             name: self._constant(name) for name in ARGUMENTS if name not in OF_A_CALL
         }
-        shape = (plan.grid, 1, 1, *plan.block, 1, plan.shared_bytes)
-        self._plain = partial(device.enqueue, function.ptr, *shape)
-        self._free = [self._slot()]
+        shape = (self.plan.grid, 1, 1, *self.plan.block, 1, self.plan.shared_bytes)
+        self._plain = partial(self.device.enqueue, self.function.ptr, *shape)
 
     @classmethod
     def from_plan(
@@ -157,30 +161,46 @@ class Launch:
             slot = self._free.pop()  # one step, so no two threads get the same
         except IndexError:  # more threads are in here than ever before
             slot = self._slot()
+        try:
+            self._send(slot, weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
+        except RuntimeError:
+            if not self.device.attach():
+                raise
+            # It was this thread's first use of CUDA, and without a context.
+            self._send(slot, weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
+        self._free.append(slot)
+
+    def _send(
+        self,
+        slot: Any,
+        weight: LinearWeight,
+        bias: int,
+        x: int,
+        y: int,
+        m: int,
+        x_stride: int,
+        y_stride: int,
+        stream: int,
+        programmatic: bool,
+    ) -> None:
+        """Write the arguments of a call into a slot and give them to the driver."""
         values, _, arguments, config = slot
         _write(
             values, 0,
             weight.pointer, weight.scale_pointer, weight.wide, bias, x, y, m, x_stride, y_stride,
         )  # fmt: skip
-        try:
-            if programmatic:
-                config.hStream = stream
-                self.device.enqueue_as(config, self.function.ptr, arguments)
-            else:
-                self._plain(stream, arguments, 0)
-        except RuntimeError:
-            if not self.device.attach():
-                raise
-            # It was this thread's first use of CUDA, and without a context.
-            self.enqueue(weight, bias, x, y, m, x_stride, y_stride, stream, programmatic)
-        self._free.append(slot)
+        if programmatic:
+            config.hStream = stream
+            self.device.enqueue_as(config, self.function.ptr, arguments)
+        else:
+            self._plain(stream, arguments, 0)
 
     def _constant(self, name: str) -> int:
         return fitting(
             name, getattr(self if name in ("n", "k") else self.plan, name), ARGUMENTS[name]
         )
 
-    def _slot(self) -> _Slot:
+    def _slot(self) -> Any:
         names = (*OF_A_CALL, *self._constants)
         values = (c_int64 * len(names))(*[0] * len(OF_A_CALL), *self._constants.values())
         place = {name: ctypes.addressof(values) + 8 * i for i, name in enumerate(names)}
